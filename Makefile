@@ -1,0 +1,35 @@
+# `make test` is everything a change must pass; it creates .venv and installs what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: test lint format bench clean
+
+$(VENV): $(VENV)/.installed
+
+# One file marks a finished installation: a second call reinstalls only when pyproject.toml changed.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"agalite needs Python 3.11 or newer; this is {sys.version.split()[0]}: make PYTHON=python3.11"'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,train,dev]"
+	touch $@
+
+test: lint $(VENV)/.installed
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/agalite bench throughput --models
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,91 @@
+"""Checks on what users pass in.
+
+Every message names the argument, the value it had and what is allowed, so that a mistake is
+mended without opening this code. Checks look at shapes and Python values, never at traced
+numbers: they run once, while JAX traces, and cost nothing afterwards.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+
+def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    names = sorted(allowed)
+    if value not in names:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of: {', '.join(names)}")
+
+
+def integer(name: str, value: object, *, minimum: int) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < minimum:
+        raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
+
+
+def horizon(value: object) -> None:
+    """`horizon` is None or (shortest, longest) with 1 < shortest <= longest, both finite."""
+    if value is None:
+        return
+    try:
+        shortest, longest = (float(x) for x in value)  # pyright: ignore[reportGeneralTypeIssues]
+    except (TypeError, ValueError):
+        shortest = longest = math.nan
+    if not (1.0 < shortest <= longest < math.inf):
+        raise ValueError(
+            f"horizon={value!r} must be None or (shortest, longest) in steps with "
+            "1 < shortest <= longest, both finite, for example (2, 512)"
+        )
+
+
+def shape(name: str, array: object, expected: Sequence[int | None | str]) -> None:
+    """`expected` holds a number where the axis is fixed, a letter where any length will do."""
+    got = np.shape(array)  # pyright: ignore[reportArgumentType]
+    fits = len(got) == len(expected) and all(
+        not isinstance(want, int) or have == want for have, want in zip(got, expected, strict=True)
+    )
+    if not fits:
+        want = "(" + ", ".join(str(x) for x in expected) + ("," if len(expected) == 1 else "") + ")"
+        raise ValueError(f"{name} has shape {tuple(got)}; expected {want}")
+
+
+def nonempty(name: str, array: object) -> None:
+    if np.shape(array)[0] == 0:  # pyright: ignore[reportArgumentType]
+        raise ValueError(f"{name} has length 0 along time; expected at least one step")
+
+
+def finite(name: str, array: object) -> None:
+    """Refuse NaN and infinity where the numbers are at hand; inside `jit` they are not."""
+    if isinstance(array, jax.core.Tracer):
+        return
+    values = np.asarray(array)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return
+    bad = ~np.isfinite(values.astype(np.float64))
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{name}{list(where)} is {values[where]}; all values must be finite")
+
+
+def same_structure(name: str, value: object, expected: object) -> None:
+    """`value` must be a pytree like `expected`: same leaves, same shapes."""
+
+    def describe(tree: object) -> list[str]:
+        return [
+            f"{jax.tree_util.keystr(path)}{np.shape(leaf)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    got, want = describe(value), describe(expected)
+    if got != want:
+        differs = next(
+            ((a, b) for a, b in zip(got + ["nothing"], want + ["nothing"], strict=False) if a != b),
+            (got, want),
+        )
+        raise ValueError(
+            f"{name} does not belong to this model: found {differs[0]}, expected {differs[1]}; "
+            "start from initial_state()"
+        )

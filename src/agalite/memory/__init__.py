@@ -1,0 +1,34 @@
+"""Memory models: one file each, one contract (`contract.py`)."""
+
+from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
+from agalite.memory.contract import Memory
+from agalite.memory.feedforward import Feedforward, FeedforwardConfig
+from agalite.memory.galite import GaLiTe, GaLiTeConfig
+from agalite.memory.gru import GRU, GRUConfig
+from agalite.memory.gtrxl import GTrXL, GTrXLConfig
+from agalite.memory.linear import LinearConfig, LinearTransformer
+from agalite.memory.lstm import LSTM, LSTMConfig
+from agalite.memory.registry import MODELS, make_memory
+from agalite.memory.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "MODELS",
+    "AGaLiTe",
+    "AGaLiTeConfig",
+    "Feedforward",
+    "FeedforwardConfig",
+    "GRUConfig",
+    "GTrXL",
+    "GTrXLConfig",
+    "GaLiTe",
+    "GaLiTeConfig",
+    "LSTMConfig",
+    "LinearConfig",
+    "LinearTransformer",
+    "Memory",
+    "Transformer",
+    "TransformerConfig",
+    "make_memory",
+]

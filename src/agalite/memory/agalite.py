@@ -1,0 +1,138 @@
+"""AGaLiTe: the approximate gated linear transformer (Algorithm 4)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from agalite import errors
+from agalite.memory.block import Attention, Stack, StackConfig
+from agalite.memory.gated import Projection, check_features
+from agalite.memory.layers import HeadsOut, LayerNorm
+from agalite.ops.attention import AGaLiTeState, agalite_attention, agalite_state
+from agalite.ops.delta import BASES, Basis, make_basis
+from agalite.ops.recurrence import METHODS, Method
+
+
+@dataclass(frozen=True)
+class AGaLiTeConfig(StackConfig):
+    eta: int = 4
+    """Feature-map expansion: keys and queries are eta * head_size wide."""
+    r: int = 1
+    """Approximation parameter; for the bases slots and rank1 the number of state vectors."""
+    basis: str = "paper"
+    """paper, published, slots or rank1 (see agalite.ops.delta)."""
+    feature: str = "outer"
+    """outer (the learned map), elu1, dpfp or relu."""
+    nu: int = 1
+    """Expansion of the dpfp feature map."""
+    gating: bool = True
+    """False switches the gates off (the paper's ablation)."""
+    horizon: tuple[float, float] | None = None
+    """(shortest, longest) time constants of the gates at initialisation; None: as in the paper."""
+    seed: int = 0
+    """Of the random signs of basis rank1."""
+    method: Method = "auto"
+    """How sequences are computed: auto, sequential, associative or chunked."""
+    fold: bool = True
+    """False keeps the paper's duplicate state vectors, to measure what folding saves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_features(self.eta, self.nu, self.feature)
+        errors.integer("r", self.r, minimum=1)
+        errors.one_of("basis", self.basis, BASES)
+        errors.one_of("method", self.method, METHODS)
+        errors.horizon(self.horizon)
+
+
+class AGaLiTeMemoryState(NamedTuple):
+    """All layers' running sums (see `ops.AGaLiTeState`), and the one phase that they share."""
+
+    keys: tuple[Float[Array, "H Rk K"], ...]
+    values: tuple[Float[Array, "H R V"], ...]
+    phase: Int[Array, ""]
+    signs: UInt32[Array, " 2"] | None
+
+
+class AGaLiTeAttention(Attention):
+    norm: LayerNorm
+    project: Projection
+    out: HeadsOut
+    config: AGaLiTeConfig = eqx.field(static=True)
+
+    def __init__(self, c: AGaLiTeConfig, *, key: PRNGKeyArray):
+        a, b = jax.random.split(key)
+        self.norm = LayerNorm(c.d_model)
+        self.project = Projection(
+            c.d_model, heads=c.heads, head_size=c.head_size, eta=c.eta, feature=c.feature,
+            nu=c.nu, gating=c.gating, horizon=c.horizon, key=a,
+        )  # fmt: skip
+        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
+        self.config = c
+
+    @property
+    def basis(self) -> Basis:
+        return make_basis(self.config.basis, self.config.r, fold=self.config.fold)
+
+    def initial_state(self) -> AGaLiTeState:
+        c = self.config
+        key = jax.random.key(c.seed) if c.basis == "rank1" else None
+        dtype = self.out.weight.dtype
+        return agalite_state(self.basis, c.heads, self.project.width, c.head_size, dtype, key)
+
+    def __call__(
+        self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
+        c = self.config
+        state, attended = agalite_attention(
+            *self.project(self.norm(h)), resets, state,
+            r=c.r, basis=c.basis, method=c.method, fold=c.fold,
+        )  # fmt: skip
+        return state, self.out(attended)
+
+
+class AGaLiTe(Stack):
+    """input (T, input_size) -> (T, d_model).
+
+    The state is layers * heads * (r//2 + 1) * (eta*V + V) floats in the paper's basis, and one
+    phase; it never grows, and the phase is an integer, exact for ever.
+    """
+
+    config: AGaLiTeConfig = eqx.field(static=True)
+
+    def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
+        self.config = AGaLiTeConfig(**options)
+        self._build(self.config, input_size, lambda k: AGaLiTeAttention(self.config, key=k), key)
+
+    def initial_state(self) -> AGaLiTeMemoryState:
+        layers = super().initial_state()
+        return self._pack(layers, layers[0].signs)
+
+    def _pack(self, layers: tuple[AGaLiTeState, ...], signs: Array | None) -> AGaLiTeMemoryState:
+        keys, values = tuple(s.keys for s in layers), tuple(s.values for s in layers)
+        return AGaLiTeMemoryState(keys, values, layers[0].phase, signs)
+
+    def _run_blocks(
+        self, state: AGaLiTeMemoryState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
+        layers = tuple(
+            AGaLiTeState(k, v, state.phase, self._layer_signs(state.signs, i))
+            for i, (k, v) in enumerate(zip(state.keys, state.values, strict=True))
+        )
+        layers, h = super()._run_blocks(layers, h, resets)
+        return self._pack(layers, state.signs), h
+
+    @staticmethod
+    def _layer_signs(signs: Array | None, layer: int) -> Array | None:
+        """Layers draw different signs from the one key in the state."""
+        return (
+            None
+            if signs is None
+            else jax.random.key_data(
+                jax.random.fold_in(jax.random.wrap_key_data(signs), jnp.uint32(layer))
+            )
+        )

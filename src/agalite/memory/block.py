@@ -1,0 +1,120 @@
+"""The transformer block of GTrXL, the same for every attention, and the stack of them.
+
+    h <- gate(h, relu(attention(norm(h))));  h <- gate(h, mlp(norm(h)))
+
+Only the attention differs between the models: that is what the paper compares.
+"""
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from agalite import errors
+from agalite.memory.contract import Memory
+from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Sizes of the transformer models; the defaults are the paper's for T-Maze."""
+
+    d_model: int = 128
+    """Width of the model, and of its output."""
+    layers: int = 4
+    heads: int = 4
+    head_size: int = 64
+    ffn_size: int = 128
+    """Hidden width of the block's MLP."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "layers", "heads", "head_size", "ffn_size"):
+            errors.integer(name, getattr(self, name), minimum=1)
+
+
+class Attention(eqx.Module):
+    """A layer's attention, with its norm and its projections: (T, D) -> (T, D)."""
+
+    @abc.abstractmethod
+    def initial_state(self) -> Any: ...
+
+    @abc.abstractmethod
+    def __call__(
+        self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[Any, Float[Array, "T D"]]: ...
+
+    def refresh(self, state: Any) -> Any:
+        return state
+
+
+class Block(eqx.Module):
+    attention: Attention
+    attention_gate: GRUGate
+    norm: LayerNorm
+    mlp: MLP
+    mlp_gate: GRUGate
+
+    def __init__(self, attention: Attention, d_model: int, ffn_size: int, *, key: PRNGKeyArray):
+        a, b, c = jax.random.split(key, 3)
+        self.attention = attention
+        self.attention_gate = GRUGate(d_model, key=a)
+        self.norm = LayerNorm(d_model)
+        self.mlp = MLP(d_model, ffn_size, key=b)
+        self.mlp_gate = GRUGate(d_model, key=c)
+
+    def __call__(
+        self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[Any, Float[Array, "T D"]]:
+        state, attended = self.attention(state, h, resets)
+        h = self.attention_gate(h, jax.nn.relu(attended))
+        h = self.mlp_gate(h, self.mlp(self.norm(h)))
+        return state, h
+
+
+class Stack(Memory):
+    """Embedding (dense, ReLU) and blocks. The state is a tuple with one entry a layer."""
+
+    embedding: Dense
+    blocks: tuple[Block, ...]
+    input_size: int = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def initial_state(self) -> Any:
+        return tuple(block.attention.initial_state() for block in self.blocks)
+
+    def _run(
+        self, state: Any, xs: Float[Array, "T input"], resets: Bool[Array, " T"]
+    ) -> tuple[Any, Float[Array, "T D"]]:
+        h = jax.nn.relu(self.embedding(xs))
+        return self._run_blocks(state, h, resets)
+
+    def _run_blocks(
+        self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[Any, Float[Array, "T D"]]:
+        states = []
+        for block, old in zip(self.blocks, state, strict=True):
+            new, h = block(old, h, resets)
+            states.append(new)
+        return tuple(states), h
+
+    def refresh(self, state: Any) -> Any:
+        return tuple(
+            block.attention.refresh(old) for block, old in zip(self.blocks, state, strict=True)
+        )
+
+    def _build(
+        self, config: StackConfig, input_size: int, attention: Any, key: PRNGKeyArray
+    ) -> None:
+        """Fill the fields; `attention(key)` makes one layer's."""
+        errors.integer("input_size", input_size, minimum=1)
+        embed, *layers = jax.random.split(key, 1 + config.layers)
+        blocks = []
+        for layer in layers:
+            a, b = jax.random.split(layer)
+            blocks.append(Block(attention(a), config.d_model, config.ffn_size, key=b))
+        self.embedding = Dense(input_size, config.d_model, key=embed)
+        self.blocks = tuple(blocks)
+        self.input_size, self.output_size = input_size, config.d_model

@@ -1,0 +1,68 @@
+"""No memory at all: the control that tells whether a task needs one."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from agalite import errors
+from agalite.memory.contract import Memory
+from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
+
+
+@dataclass(frozen=True)
+class FeedforwardConfig:
+    d_model: int = 128
+    layers: int = 4
+    ffn_size: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "layers", "ffn_size"):
+            errors.integer(name, getattr(self, name), minimum=1)
+
+
+class Layer(eqx.Module):
+    """The second half of the transformer block."""
+
+    norm: LayerNorm
+    mlp: MLP
+    gate: GRUGate
+
+    def __init__(self, d_model: int, ffn_size: int, *, key: PRNGKeyArray):
+        a, b = jax.random.split(key)
+        self.norm = LayerNorm(d_model)
+        self.mlp = MLP(d_model, ffn_size, key=a)
+        self.gate = GRUGate(d_model, key=b)
+
+    def __call__(self, h: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return self.gate(h, self.mlp(self.norm(h)))
+
+
+class Feedforward(Memory):
+    """input (T, input_size) -> (T, d_model), each input by itself. The state is empty."""
+
+    embedding: Dense
+    blocks: tuple[Layer, ...]
+    config: FeedforwardConfig = eqx.field(static=True)
+    input_size: int = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
+        self.config = c = FeedforwardConfig(**options)
+        errors.integer("input_size", input_size, minimum=1)
+        self.input_size, self.output_size = input_size, c.d_model
+        first, *rest = jax.random.split(key, 1 + c.layers)
+        self.embedding = Dense(input_size, c.d_model, key=first)
+        self.blocks = tuple(Layer(c.d_model, c.ffn_size, key=k) for k in rest)
+
+    def initial_state(self) -> tuple[()]:
+        return ()
+
+    def _run(
+        self, state: tuple[()], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
+    ) -> tuple[tuple[()], Float[Array, "T D"]]:
+        h = jax.nn.relu(self.embedding(xs))
+        for layer in self.blocks:
+            h = layer(h)
+        return state, h

@@ -1,0 +1,73 @@
+"""GaLiTe: the gated linear transformer (Algorithm 3)."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from agalite import errors
+from agalite.memory.block import Attention, Stack, StackConfig
+from agalite.memory.gated import Projection, check_features
+from agalite.memory.layers import HeadsOut, LayerNorm
+from agalite.ops.attention import MatrixState, galite_attention, matrix_state
+from agalite.ops.recurrence import METHODS, Method
+
+
+@dataclass(frozen=True)
+class GaLiTeConfig(StackConfig):
+    eta: int = 4
+    """Feature-map expansion: keys and queries are eta * head_size wide."""
+    feature: str = "outer"
+    """outer (the learned map), elu1, dpfp or relu."""
+    nu: int = 1
+    """Expansion of the dpfp feature map."""
+    gating: bool = True
+    """False switches the gates off (the paper's ablation)."""
+    horizon: tuple[float, float] | None = None
+    """(shortest, longest) time constants of the gates at initialisation; None: as in the paper."""
+    method: Method = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_features(self.eta, self.nu, self.feature)
+        errors.one_of("method", self.method, METHODS)
+        errors.horizon(self.horizon)
+
+
+class GaLiTeAttention(Attention):
+    norm: LayerNorm
+    project: Projection
+    out: HeadsOut
+    config: GaLiTeConfig = eqx.field(static=True)
+
+    def __init__(self, c: GaLiTeConfig, *, key: PRNGKeyArray):
+        a, b = jax.random.split(key)
+        self.norm = LayerNorm(c.d_model)
+        self.project = Projection(
+            c.d_model, heads=c.heads, head_size=c.head_size, eta=c.eta, feature=c.feature,
+            nu=c.nu, gating=c.gating, horizon=c.horizon, key=a,
+        )  # fmt: skip
+        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
+        self.config = c
+
+    def initial_state(self) -> MatrixState:
+        c = self.config
+        return matrix_state(c.heads, self.project.width, c.head_size, self.out.weight.dtype)
+
+    def __call__(
+        self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[MatrixState, Float[Array, "T D"]]:
+        x = self.project(self.norm(h))
+        state, attended = galite_attention(*x, resets, state, method=self.config.method)
+        return state, self.out(attended)
+
+
+class GaLiTe(Stack):
+    """input (T, input_size) -> (T, d_model). State: layers * heads * (V + 1) * K floats."""
+
+    config: GaLiTeConfig = eqx.field(static=True)
+
+    def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
+        self.config = GaLiTeConfig(**options)
+        self._build(self.config, input_size, lambda k: GaLiTeAttention(self.config, key=k), key)

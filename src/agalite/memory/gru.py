@@ -1,0 +1,75 @@
+"""GRU (Cho et al., 2014), with the paper's embedding before it."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from agalite import errors
+from agalite.memory.contract import Memory
+from agalite.memory.layers import Dense, write_bias
+from agalite.memory.recurrent import run_cell
+
+
+@dataclass(frozen=True)
+class GRUConfig:
+    """The defaults are the paper's for T-Maze."""
+
+    d_model: int = 680
+    """Width of the embedding."""
+    hidden: int = 1360
+    """Width of the recurrent state, and of the output."""
+    horizon: tuple[float, float] | None = None
+    """(shortest, longest) time constants of the update gate at initialisation; None: zero biases."""
+
+    def __post_init__(self) -> None:
+        errors.integer("d_model", self.d_model, minimum=1)
+        errors.integer("hidden", self.hidden, minimum=1)
+        errors.horizon(self.horizon)
+
+
+def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:
+    x_r, x_z, x_n = jnp.split(x, 3)
+    h_r, h_z, h_n = jnp.split(h, 3)
+    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+    n = jnp.tanh(x_n + r * h_n)
+    return (n + z * (state[0] - n),)  # z is kept, 1 - z is written
+
+
+class GRU(Memory):
+    """input (T, input_size) -> (T, hidden). State: `hidden` floats."""
+
+    embedding: Dense
+    from_input: Dense
+    from_hidden: Dense
+    config: GRUConfig = eqx.field(static=True)
+    input_size: int = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
+        self.config = c = GRUConfig(**options)
+        errors.integer("input_size", input_size, minimum=1)
+        self.input_size, self.output_size = input_size, c.hidden
+        a, b, d, e = jax.random.split(key, 4)
+        self.embedding = Dense(input_size, c.d_model, key=a)
+        self.from_input = Dense(c.d_model, [c.hidden] * 3, key=b)
+        self.from_hidden = Dense(c.hidden, [c.hidden] * 3, key=d)
+        if c.horizon is not None:
+            keep = -write_bias(c.horizon, 1, c.hidden, key=e)[0]
+            assert self.from_input.bias is not None
+            bias = self.from_input.bias.at[c.hidden : 2 * c.hidden].set(keep)
+            self.from_input = eqx.tree_at(lambda d: d.bias, self.from_input, bias)
+
+    def initial_state(self) -> tuple[Float[Array, " hidden"]]:
+        return (jnp.zeros(self.config.hidden, self.dtype),)
+
+    def _run(
+        self, state: tuple[Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
+    ) -> tuple[tuple[Array], Float[Array, "T hidden"]]:
+        inputs = self.from_input(jax.nn.relu(self.embedding(xs)))
+        (hidden,) = run_cell(
+            _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
+        )
+        return (hidden[-1],), hidden

@@ -1,0 +1,192 @@
+"""Layers shared by the models: dense, normalisation, GRU gate, MLP; and where gates start."""
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
+
+
+@jax.custom_vjp
+def matvec(w: Float[Array, "out in"], x: Float[Array, " in"]) -> Float[Array, " out"]:
+    """w x, reading w once where it lies.
+
+    A product with a matrix of one row would make XLA transpose w first, at every step of a stream.
+    A batch of vectors is an ordinary product of matrices again.
+    """
+    return _matvec(w, x)
+
+
+@jax.custom_batching.custom_vmap
+def _matvec(w: Array, x: Array) -> Array:
+    return w @ x
+
+
+@_matvec.def_vmap
+def _matvec_batched(_: int, batched: list[bool], w: Array, x: Array) -> tuple[Array, bool]:
+    match batched:
+        case [False, True]:
+            return x @ w.T, True
+        case [True, False]:
+            return jnp.einsum("boi,i->bo", w, x), True
+        case _:
+            return jnp.einsum("boi,bi->bo", w, x), True
+
+
+def _matvec_fwd(w: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _matvec(w, x), (w, x)
+
+
+def _matvec_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
+    w, x = saved
+    return d[:, None] * x, d @ w
+
+
+matvec.defvjp(_matvec_fwd, _matvec_bwd)
+
+
+def project(w: Float[Array, "out in"], x: Float[Array, "T in"]) -> Float[Array, "T out"]:
+    """x w^T, for a sequence or for a single step."""
+    return matvec(w, x[0])[None] if x.shape[0] == 1 else x @ w.T
+
+
+class Dense(eqx.Module):
+    """y = x W^T + b, with W several orthogonal blocks (width_i, in) one above the other.
+
+    Projections of the same input are fused into one product: on a CPU a small matrix product costs
+    about the same whatever its width. W is stored (out, in): the gradient's product for W then runs
+    at full speed, where with (in, out) XLA falls back to a slower one (docs/performance.md).
+    """
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, " out"] | None
+
+    def __init__(
+        self, inputs: int, widths: int | Sequence[int], *, bias: bool = True, key: PRNGKeyArray
+    ):
+        widths = [widths] if isinstance(widths, int) else list(widths)
+        keys = jax.random.split(key, len(widths))
+        blocks = [ORTHOGONAL(k, (w, inputs)) for k, w in zip(keys, widths, strict=True)]
+        self.weight = jnp.concatenate(blocks)
+        self.bias = jnp.zeros(sum(widths)) if bias else None
+
+    def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
+        y = project(self.weight, x)
+        return y if self.bias is None else y + self.bias
+
+
+class HeadsOut(eqx.Module):
+    """(T, H, V) -> (T, D): all heads' outputs into the model's width."""
+
+    weight: Float[Array, "D H V"]
+    bias: Float[Array, " D"]
+
+    def __init__(self, heads: int, head_size: int, d_model: int, *, key: PRNGKeyArray):
+        weight = ORTHOGONAL(key, (d_model, heads * head_size))
+        self.weight = weight.reshape(d_model, heads, head_size)
+        self.bias = jnp.zeros(d_model)
+
+    def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T D"]:
+        if x.shape[0] == 1:
+            weight = self.weight.reshape(self.weight.shape[0], -1)
+            return matvec(weight, x.reshape(-1))[None] + self.bias
+        return jnp.einsum("thv,dhv->td", x, self.weight) + self.bias
+
+
+class HeadsIn(eqx.Module):
+    """(T, D) -> (T, H, N): a projection for every head; several side by side, of `widths`."""
+
+    weight: Float[Array, "H N D"]
+
+    def __init__(self, d_model: int, heads: int, widths: Sequence[int], *, key: PRNGKeyArray):
+        keys = jax.random.split(key, len(widths))
+        blocks = [
+            ORTHOGONAL(k, (heads * width, d_model)).reshape(heads, width, d_model)
+            for k, width in zip(keys, widths, strict=True)
+        ]
+        self.weight = jnp.concatenate(blocks, axis=1)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
+        heads, width, d_model = self.weight.shape
+        if x.shape[0] == 1:
+            y = matvec(self.weight.reshape(-1, d_model), x[0])
+            return y.reshape(1, heads, width)
+        # Straight to (T, H, N): a reshape would make `vmap` move the batch in front of time.
+        return jnp.einsum("td,hnd->thn", x, self.weight)
+
+
+class LayerNorm(eqx.Module):
+    scale: Float[Array, " D"]
+    bias: Float[Array, " D"]
+
+    def __init__(self, size: int):
+        self.scale, self.bias = jnp.ones(size), jnp.zeros(size)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        # Outer products with ones, because broadcasting would make `vmap` move the batch in front
+        # of time, and every array after it; they cost nothing once compiled.
+        ones = jnp.ones_like(self.scale)
+        centred = x - jnp.einsum("t,d->td", x.mean(-1), ones)
+        precision = jax.lax.rsqrt(jnp.square(centred).mean(-1) + 1e-5)
+        return centred * jnp.einsum("t,d->td", precision, self.scale) + self.bias
+
+
+class GRUGate(eqx.Module):
+    """GTrXL's gate (Parisotto et al., 2020) in place of the residual sum: x (T, D), y (T, D).
+
+    With bias 2 it starts close to passing x on unchanged.
+    """
+
+    from_y: Dense  # r, z, h
+    from_x: Dense  # r, z
+    candidate: Dense
+    bias: Float[Array, " D"]
+
+    def __init__(self, size: int, *, key: PRNGKeyArray):
+        a, b, c = jax.random.split(key, 3)
+        self.from_y = Dense(size, [size] * 3, bias=False, key=a)
+        self.from_x = Dense(size, [size] * 2, bias=False, key=b)
+        self.candidate = Dense(size, size, bias=False, key=c)
+        self.bias = jnp.full(size, 2.0)
+
+    def __call__(self, x: Float[Array, "T D"], y: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
+        x_r, x_z = jnp.split(self.from_x(x), 2, axis=-1)
+        r = jax.nn.sigmoid(y_r + x_r)
+        z = jax.nn.sigmoid(y_z + x_z - self.bias)
+        h = jnp.tanh(y_h + self.candidate(r * x))
+        return x + z * (h - x)
+
+
+class MLP(eqx.Module):
+    """(T, D) -> (T, D) through `hidden`, ReLU after both layers."""
+
+    into: Dense
+    out: Dense
+
+    def __init__(self, size: int, hidden: int, *, key: PRNGKeyArray):
+        a, b = jax.random.split(key)
+        self.into, self.out = Dense(size, hidden, key=a), Dense(hidden, size, key=b)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return jax.nn.relu(self.out(jax.nn.relu(self.into(x))))
+
+
+def write_bias(
+    horizon: tuple[float, float], heads: int, width: int, *, key: PRNGKeyArray
+) -> Float[Array, "heads width"]:
+    """Biases for a gate that writes sigmoid(bias) of an input and keeps the rest.
+
+    Each head's time constants tau are spread log-uniformly over `horizon`, in random order, and
+    sigmoid(bias) = 1 / tau: the chrono initialisation of Tallec and Ollivier (2018).
+    """
+    shortest, longest = horizon
+    tau = np.geomspace(shortest, longest, width)
+    biases = jnp.asarray(-np.log(tau - 1), jnp.float32)
+    keys = jax.random.split(key, heads)
+    return jax.vmap(lambda k: jax.random.permutation(k, biases))(keys)

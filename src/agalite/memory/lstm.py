@@ -1,0 +1,74 @@
+"""LSTM (Hochreiter and Schmidhuber, 1997), with the paper's embedding before it."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from agalite import errors
+from agalite.memory.contract import Memory
+from agalite.memory.layers import Dense, write_bias
+from agalite.memory.recurrent import run_cell
+
+
+@dataclass(frozen=True)
+class LSTMConfig:
+    """The defaults are the paper's for T-Maze."""
+
+    d_model: int = 600
+    """Width of the embedding."""
+    hidden: int = 1200
+    """Width of the recurrent state, and of the output."""
+    horizon: tuple[float, float] | None = None
+    """(shortest, longest) time constants of the cell at initialisation; None: zero biases."""
+
+    def __post_init__(self) -> None:
+        errors.integer("d_model", self.d_model, minimum=1)
+        errors.integer("hidden", self.hidden, minimum=1)
+        errors.horizon(self.horizon)
+
+
+def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    i, f, g, o = jnp.split(x + h, 4)
+    c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+class LSTM(Memory):
+    """input (T, input_size) -> (T, hidden). State: 2 * `hidden` floats."""
+
+    embedding: Dense
+    from_input: Dense
+    from_hidden: Dense
+    config: LSTMConfig = eqx.field(static=True)
+    input_size: int = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
+        self.config = c = LSTMConfig(**options)
+        errors.integer("input_size", input_size, minimum=1)
+        self.input_size, self.output_size = input_size, c.hidden
+        a, b, d, e = jax.random.split(key, 4)
+        self.embedding = Dense(input_size, c.d_model, key=a)
+        self.from_input = Dense(c.d_model, [c.hidden] * 4, key=b)
+        self.from_hidden = Dense(c.hidden, [c.hidden] * 4, key=d)
+        if c.horizon is not None:
+            write = write_bias(c.horizon, 1, c.hidden, key=e)[0]
+            assert self.from_input.bias is not None
+            bias = self.from_input.bias.at[: 2 * c.hidden].set(jnp.concatenate([write, -write]))
+            self.from_input = eqx.tree_at(lambda d: d.bias, self.from_input, bias)
+
+    def initial_state(self) -> tuple[Float[Array, " hidden"], Float[Array, " hidden"]]:
+        zero = jnp.zeros(self.config.hidden, self.dtype)
+        return zero, zero
+
+    def _run(
+        self, state: tuple[Array, Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
+    ) -> tuple[tuple[Array, Array], Float[Array, "T hidden"]]:
+        inputs = self.from_input(jax.nn.relu(self.embedding(xs)))
+        hidden, cell = run_cell(
+            _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
+        )
+        return (hidden[-1], cell[-1]), hidden

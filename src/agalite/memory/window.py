@@ -1,0 +1,223 @@
+"""Softmax attention over a sliding window of inputs, as GTrXL and the canonical transformer use it.
+
+The state is the window itself: the last M inputs of the layer. Streaming, their keys and values are
+cached beside them, so that a step projects one input, not M. A sequence is run from the stored
+inputs, so that its gradient reaches the projections of the remembered inputs too, and uses the
+weights as they are now. A cache made with other weights is refused: see `WindowAttention.refresh`.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from agalite.memory.block import Attention
+from agalite.memory.layers import ORTHOGONAL, HeadsIn, HeadsOut, LayerNorm
+from agalite.ops.attention import episode_starts, xl_attention
+from agalite.ops.window import window_attention
+
+
+class Cache(NamedTuple):
+    keys: Float[Array, "M H V"]
+    values: Float[Array, "M H V"]
+    stamp: UInt32[Array, ""]  # of the weights that made them
+
+
+class WindowState(NamedTuple):
+    """A ring: `cursor` is the slot to write next, `count` how many of the last M are valid.
+
+    A reset sets `count` to zero: what is before it is masked, not overwritten.
+    """
+
+    inputs: Float[Array, "M D"]
+    count: Int[Array, ""]
+    cursor: Int[Array, ""]
+    cache: Cache | None
+
+
+class Relative(eqx.Module):
+    """Transformer-XL's relative positions: sinusoids of the distance, projected, and two biases."""
+
+    weight: Float[Array, "H V D"]
+    content_bias: Float[Array, "H V"]
+    position_bias: Float[Array, "H V"]
+
+    def __init__(self, d_model: int, heads: int, head_size: int, *, key: PRNGKeyArray):
+        weight = ORTHOGONAL(key, (heads * head_size, d_model))
+        self.weight = weight.reshape(heads, head_size, d_model)
+        self.content_bias = jnp.zeros((heads, head_size))
+        self.position_bias = jnp.zeros((heads, head_size))
+
+
+def sinusoids(positions: Int[Array, " N"] | np.ndarray, size: int) -> Float[Array, "N size"]:
+    """Vaswani et al.'s position code: sines, then cosines, of geometrically spaced frequencies."""
+    half = (size + 1) // 2
+    frequency = np.exp(-np.log(10000.0) * np.arange(half) / half)
+    angle = jnp.asarray(positions)[:, None] * jnp.asarray(frequency, jnp.float32)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)[:, :size]
+
+
+class WindowAttention(Attention):
+    norm: LayerNorm
+    query: HeadsIn
+    key_value: HeadsIn
+    relative: Relative | None
+    out: HeadsOut
+    memory: int = eqx.field(static=True)
+    cached: bool = eqx.field(static=True)
+
+    def __init__(
+        self, d_model: int, *, heads: int, head_size: int, memory: int, relative: bool,
+        cached: bool, key: PRNGKeyArray,
+    ):  # fmt: skip
+        q, kv, r, o = jax.random.split(key, 4)
+        self.norm = LayerNorm(d_model)
+        self.query = HeadsIn(d_model, heads, [head_size], key=q)
+        self.key_value = HeadsIn(d_model, heads, [head_size] * 2, key=kv)
+        self.relative = Relative(d_model, heads, head_size, key=r) if relative else None
+        self.out = HeadsOut(heads, head_size, d_model, key=o)
+        self.memory, self.cached = memory, cached
+
+    def initial_state(self) -> WindowState:
+        heads, head_size, d_model = self.query.weight.shape
+        dtype = self.query.weight.dtype
+        empty = jnp.zeros((self.memory, heads, head_size), dtype)
+        zero = jnp.zeros((), jnp.int32)
+        cache = Cache(empty, empty, self._stamp()) if self.cached else None
+        return WindowState(jnp.zeros((self.memory, d_model), dtype), zero, zero, cache)
+
+    def refresh(self, state: WindowState) -> WindowState:
+        """The same window with keys and values made by these weights."""
+        if not self.cached:
+            return state
+        keys, values = self._project(self.norm(state.inputs))
+        return state._replace(cache=Cache(keys, values, self._stamp()))
+
+    def __call__(
+        self, state: WindowState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[WindowState, Float[Array, "T D"]]:
+        x = self.norm(h)
+        queries = self.query(x)
+        keys, values = self._project(x)
+        if h.shape[0] == 1:
+            state, attended = self._step(state, h, queries[0], keys[0], values[0], resets[0])
+        else:
+            state, attended = self._sequence(state, h, queries, keys, values, resets)
+        return state, self.out(attended)
+
+    def _project(self, x: Float[Array, "T D"]) -> tuple[Array, Array]:
+        keys, values = jnp.split(self.key_value(x), 2, axis=-1)
+        return keys, values
+
+    @property
+    def _scale(self) -> float:
+        return self.query.weight.shape[1] ** -0.5
+
+    # --- one input: read the ring -----------------------------------------------------------------
+
+    def _step(
+        self, state: WindowState, h: Array, q: Array, key: Array, value: Array, reset: Array
+    ) -> tuple[WindowState, Float[Array, "1 H V"]]:
+        count = jnp.where(reset, 0, state.count)
+        if state.cache is None:
+            keys, values = self._project(self.norm(state.inputs))
+        else:
+            keys, values = state.cache.keys, state.cache.values
+            values = self._refuse_stale(state.cache, count, values)
+        # Slot i holds the input of `age` steps ago; 1 is the last.
+        age = (state.cursor - 1 - jnp.arange(self.memory)) % self.memory + 1
+        content, positions = q, None
+        if self.relative is not None:
+            content = q + self.relative.content_bias
+            positions = self._distance_scores(q + self.relative.position_bias)
+        past = jnp.einsum("hv,mhv->hm", content, keys)
+        own = jnp.einsum("hv,hv->h", content, key)
+        if positions is not None:
+            past, own = past + positions[:, age], own + positions[:, 0]
+        past = jnp.where(age <= count, past, -jnp.inf)
+        scores = jnp.concatenate([own[:, None], past], axis=1) * self._scale
+        weights = jax.nn.softmax(scores, axis=-1)
+        read = jnp.einsum("hm,mhv->hv", weights[:, 1:], values)
+        attended = weights[:, :1] * value + read
+
+        def put(ring: Array, x: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(ring, x, state.cursor, 0)
+
+        cache = state.cache and Cache(
+            put(state.cache.keys, key), put(state.cache.values, value), self._stamp()
+        )
+        state = WindowState(
+            put(state.inputs, h[0]),
+            jnp.minimum(count + 1, self.memory),
+            (state.cursor + 1) % self.memory,
+            cache,
+        )
+        return state, attended[None]
+
+    def _distance_scores(self, q: Float[Array, "H V"]) -> Float[Array, "H M+1"]:
+        """q . (W r_d) for all distances, as (q W) . r_d: the embeddings need not be projected."""
+        assert self.relative is not None
+        codes = sinusoids(np.arange(self.memory + 1), self.query.weight.shape[-1]).astype(q.dtype)
+        return jnp.einsum("hv,hvd->hd", q, self.relative.weight) @ codes.T
+
+    # --- a sequence: the window in order, then the inputs -----------------------------------------
+
+    def _sequence(
+        self, state: WindowState, h: Array, q: Array, keys: Array, values: Array, resets: Array
+    ) -> tuple[WindowState, Float[Array, "T H V"]]:
+        steps = h.shape[0]
+        past = jnp.roll(state.inputs, -state.cursor, axis=0)
+        old_keys, old_values = self._project(self.norm(past))
+        keys = jnp.concatenate([old_keys, keys])
+        values = jnp.concatenate([old_values, values])
+        # The first valid key before any reset, else the first of the query's episode.
+        seen = jnp.cumsum(resets) > 0
+        starts = jnp.where(seen, self.memory + episode_starts(resets), self.memory - state.count)
+        if self.relative is None:
+            attended = window_attention(
+                q, keys, values, starts, window=self.memory, scale=self._scale
+            )
+        else:
+            codes = sinusoids(np.arange(self.memory + 1), self.query.weight.shape[-1]).astype(
+                q.dtype
+            )
+            embeddings = jnp.einsum("md,hvd->mhv", codes, self.relative.weight)
+            attended = xl_attention(
+                q, keys, values, embeddings,
+                self.relative.content_bias, self.relative.position_bias, starts,
+            )  # fmt: skip
+        count = jnp.minimum(self.memory + steps - starts[-1], self.memory)
+        window = slice(-self.memory, None)
+        cache = state.cache and Cache(keys[window], values[window], self._stamp())
+        inputs = jnp.concatenate([past, h])[window]
+        return WindowState(inputs, count, jnp.zeros_like(state.cursor), cache), attended
+
+    # --- a cache belongs to the weights that made it ----------------------------------------------
+
+    def _stamp(self) -> UInt32[Array, ""]:
+        """A checksum of what makes keys and values; an integer sum, so the order does not matter.
+
+        Of every eighth row of the projection, which any update of the weights changes: reading all
+        of it would cost a step as much as using it.
+        """
+        parts = (self.norm.scale, self.norm.bias, self.key_value.weight[:, ::8])
+        words = [lax.bitcast_convert_type(lax.stop_gradient(p), jnp.uint8).ravel() for p in parts]
+        total = jnp.zeros((), jnp.uint32)
+        for word in words:
+            place = jnp.arange(word.size, dtype=jnp.uint32) % 251 + 1
+            total = total + jnp.sum(word.astype(jnp.uint32) * place, dtype=jnp.uint32)
+        return total
+
+    def _refuse_stale(self, cache: Cache, count: Array, values: Array) -> Array:
+        """Raise where the numbers are known; inside `jit`, poison the output with NaN."""
+        stale = (cache.stamp != self._stamp()) & (count > 0)
+        if not isinstance(stale, jax.core.Tracer) and bool(stale):
+            raise ValueError(
+                "state holds keys and values made by other weights; call "
+                "state = memory.refresh(state) after every update of the weights"
+            )
+        return jnp.where(stale, jnp.nan, values)

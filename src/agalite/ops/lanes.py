@@ -1,0 +1,79 @@
+"""Batching by widening: `vmap` over an operator becomes the same operator with more lanes.
+
+The fast operators treat heads as independent lanes side by side. A batch of sequences is just more
+lanes, and laying it out that way, time first, keeps every step of the loop one contiguous block.
+JAX's own rule would carry the batch as an extra axis in front of time and copy it out of the way.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import custom_batching
+from jaxtyping import Array
+
+
+def batched_as_lanes(function: Callable[..., Any], lane_axes: tuple[Any, ...], out_axes: Any):
+    """`function(*args)` whose `vmap` merges the batch into each argument's lane axis.
+
+    lane_axes, out_axes: for each argument, and for the result, the position of the lane axis: an
+    integer, or a pytree of integers that prefixes the argument.
+    """
+
+    @custom_batching.custom_vmap
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    @call.def_vmap
+    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:  # pyright: ignore[reportUnusedFunction]
+        def merge(axis: int, x: Array, is_batched: bool) -> Array:
+            if not is_batched:
+                x = jnp.broadcast_to(x, (size, *x.shape))
+            x = jnp.moveaxis(x, 0, axis)
+            return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+        def part(axis: int, x: Array) -> Array:
+            x = x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :])
+            return jnp.moveaxis(x, axis, 0)
+
+        def over(axes: Any, do: Callable[..., Array], *trees: Any) -> Any:
+            return jax.tree.map(
+                lambda axis, *sub: jax.tree.map(lambda *leaf: do(axis, *leaf), *sub), axes, *trees
+            )
+
+        wide = [over(a, merge, x, b) for a, x, b in zip(lane_axes, args, batched, strict=True)]
+        out = over(out_axes, part, call(*wide))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call
+
+
+def pad_time(inputs: Any, size: int) -> tuple[Any, int]:
+    """Every (T, ...) filled up with neutral steps to a multiple of `size`; and T.
+
+    Zeros are neutral: nothing is written, and gates of zero forget nothing. A field named `keep`
+    alone is filled with ones.
+    """
+    steps = jax.tree.leaves(inputs)[0].shape[0]
+    missing = -steps % size
+
+    def pad(x: Array, fill: float = 0) -> Array:
+        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
+
+    if not missing:
+        return inputs, steps
+    padded = jax.tree.map(pad, inputs)
+    return (padded._replace(keep=pad(inputs.keep, 1)) if hasattr(inputs, "keep") else padded), steps
+
+
+def into_chunks(inputs: Any, size: int) -> tuple[Any, int]:
+    """Every (T, ...) becomes (N, size, ...), padded; and T. Short sequences get one short chunk."""
+    size = min(size, 1 << (jax.tree.leaves(inputs)[0].shape[0] - 1).bit_length())
+    padded, steps = pad_time(inputs, size)
+    return jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), padded), steps
+
+
+def out_of_chunks(chunks: Any, steps: int) -> Any:
+    """(N, size, ...) -> (T, ...), without the filling."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], chunks)

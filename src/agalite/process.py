@@ -1,0 +1,22 @@
+"""How this process uses the machine."""
+
+import os
+import sys
+
+_TUNABLE = "glibc.malloc.hugetlb=1"
+
+
+def with_huge_pages() -> None:
+    """Start this command again with large memory pages, if that is possible and not done yet.
+
+    XLA takes its working memory anew for every call, and with pages of 4 kB the system spends a
+    fifth of a training step handing them out (docs/performance.md). glibc reads this setting only
+    when a process starts. AGALITE_HUGE_PAGES=0 leaves the process as it is.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    done = "glibc.malloc.hugetlb" in tunables
+    if done or sys.platform != "linux" or os.environ.get("AGALITE_HUGE_PAGES") == "0":
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, _TUNABLE]))
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,137 @@
+"""h_t = a_t h_{t-1} + b_t: every method, forward and backward, against a numpy loop."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracle
+from agalite.ops import METHODS, linear_recurrence
+
+
+def make(steps, width=(2, 3), seed=0):
+    """Decays in [0, 1], some exactly 0 and some exactly 1; resets here and there, and twice running."""
+    rng = np.random.default_rng([seed, steps])
+    decay = rng.uniform(size=(steps, *width))
+    decay[rng.uniform(size=decay.shape) < 0.1] = 0.0
+    decay[rng.uniform(size=decay.shape) < 0.2] = 1.0
+    write, weights = rng.normal(size=(2, steps, *width))
+    resets = rng.uniform(size=steps) < 0.05
+    if steps > 6:
+        resets[3:5] = True
+    return decay, write, rng.normal(size=width), resets, weights
+
+
+@functools.cache
+def runner(method):
+    def loss(decay, write, initial, resets, weights):
+        h = linear_recurrence(decay, write, initial, resets, method=method)
+        return jnp.vdot(h, weights), h
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+def adjoint(decay, write, initial, resets, weights):
+    """The gradient of sum(weights * h), written out: g_t = w_t + a_{t+1} g_{t+1}."""
+    h = oracle.linear_recurrence(decay, write, initial, resets)
+    d_decay, d_write = np.zeros_like(decay), np.zeros_like(write)
+    g = np.zeros_like(initial)
+    for t in reversed(range(len(decay))):
+        g = g + weights[t]
+        d_write[t] = g
+        before = initial if t == 0 else h[t - 1]
+        d_decay[t] = 0 if resets[t] else g * before
+        g = np.zeros_like(g) if resets[t] else g * decay[t]
+    return d_decay, d_write, g
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 64, 300])
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_the_loop_forward_and_backward(method, steps):
+    inputs = make(steps)
+    with jax.enable_x64(True):
+        (_, h), gradient = runner(method)(*inputs)
+    np.testing.assert_allclose(h, oracle.linear_recurrence(*inputs[:4]), rtol=1e-11, atol=1e-12)
+    for got, want in zip(gradient, adjoint(*inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float32_is_as_close_as_float32_allows(method):
+    inputs = make(300, seed=1)
+    single = [x if x.dtype == bool else x.astype(np.float32) for x in inputs]
+    (_, h), gradient = runner(method)(*single)
+    assert h.dtype == jnp.float32
+    want = oracle.linear_recurrence(*(np.asarray(x, np.float64) for x in single[:3]), inputs[3])
+    assert np.abs(h - want).max() < 1e-5 * np.abs(want).max()
+    for got, exact in zip(gradient, adjoint(*inputs), strict=True):
+        assert np.abs(got - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_decays_all_0_or_all_1(method, value):
+    """At 0 the recurrence is its writes, at 1 their sum: both known without an oracle."""
+    _, write, initial, _, weights = make(64, seed=2)
+    never = np.zeros(64, bool)
+    with jax.enable_x64(True):
+        (_, h), (d_decay, d_write, d_initial) = runner(method)(
+            np.full_like(write, value), write, initial, never, weights
+        )
+    want = write if value == 0 else initial + np.cumsum(write, axis=0)
+    np.testing.assert_allclose(h, want, rtol=1e-12, atol=1e-12)
+    later = weights if value == 0 else np.cumsum(weights[::-1], axis=0)[::-1]
+    np.testing.assert_allclose(d_write, later, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(d_initial, value * later[0], rtol=1e-12, atol=1e-12)
+    assert np.isfinite(d_decay).all() and np.abs(d_decay).max() > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_initial_and_resets(method):
+    decay, write, *_ = make(7, width=())
+    with jax.enable_x64(True):
+        h = linear_recurrence(jnp.asarray(decay), jnp.asarray(write), method=method)
+    np.testing.assert_allclose(h, oracle.linear_recurrence(decay, write), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_of_one_element_wide_recurrences(method):
+    """vmap over axis 1 and over the initial state, against one recurrence with a wider state."""
+    decay, write, initial, resets, _ = make(64, width=(5,), seed=3)
+    run = functools.partial(linear_recurrence, method=method)
+    batched = jax.jit(jax.vmap(run, in_axes=(1, 1, 0, None), out_axes=1))
+    with jax.enable_x64(True):
+        h = batched(decay, write, initial, resets)
+    want = oracle.linear_recurrence(decay, write, initial, resets)
+    np.testing.assert_allclose(h, want, rtol=1e-11, atol=1e-12)
+
+
+def test_a_reset_lets_nothing_through():
+    decay, write, initial, _, _ = make(20, seed=4)
+    resets = np.zeros(20, bool)
+    resets[9] = True
+    for method in METHODS:
+        (_, h), (_, d_write, d_initial) = runner(method)(
+            *(x.astype(np.float32) for x in (decay, write, initial)), resets,
+            np.where(np.arange(20)[:, None, None] >= 9, 1, 0).astype(np.float32) * np.ones((2, 3), np.float32),
+        )  # fmt: skip
+        assert not np.any(d_initial) and not np.any(d_write[:9]), method
+        np.testing.assert_allclose(h[9], write[9], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"method": "parallel"}, r"method='parallel'.*associative.*chunked.*sequential"),
+        ({"write": np.zeros((4, 2))}, r"write has shape \(4, 2\); expected \(4, 3\)"),
+        ({"initial": np.zeros(2)}, r"initial has shape \(2,\); expected \(3,\)"),
+        ({"resets": np.zeros(5, bool)}, r"resets has shape \(5,\); expected \(4,\)"),
+        ({"decay": np.zeros((0, 3)), "write": np.zeros((0, 3))}, "decay has length 0"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    good = {"decay": np.zeros((4, 3)), "write": np.zeros((4, 3))}
+    with pytest.raises(ValueError, match=message):
+        linear_recurrence(**(good | change))
