@@ -31,7 +31,7 @@ def per_head(function, *arrays, states=None, **options):
 
 
 def softmax_attention(q, k, v, resets, *, window=None, state=None):
-    """Algorithm 1, line 4, causal; query t sees its episode and at most `window` inputs before t."""
+    """Algorithm 1, line 4, causal; query t sees its episode, at most `window` inputs back."""
     out = np.zeros_like(v)
     begin = 0
     for t in range(len(q)):
@@ -47,7 +47,7 @@ def softmax_attention(q, k, v, resets, *, window=None, state=None):
 
 
 def xl_attention(q, k, v, relative, u, w, starts):
-    """Dai et al. (2019), Section 3.3: all heads, q (T, H, V), k and v (S, H, V), relative (M+1, H, V).
+    """Dai et al. (2019), Section 3.3, all heads: q (T, H, V), k, v (S, H, V), relative (M+1, H, V).
 
     score(t, j) = ((q_t + u) . k_j + (q_t + w) . R[t - j]) / sqrt(V), over the window t - M .. t.
     """
@@ -125,7 +125,7 @@ def agalite_attention(
 ):
     """Algorithm 4 (Appendix C) with its r + 1 vectors and its s. state: (v~, k~, s, t).
 
-    basis "slots": r vectors, step t writes only number t mod r, a = sum_m v~_m (k~_m . q) / (s . q).
+    basis "slots": r vectors, step t writes number t mod r, a = sum_m v~_m (k~_m . q) / (s . q).
     basis "rank1": r vectors, step t writes signs(t)[m] times, the sum is averaged over m.
     """
     count = r + 1 if basis in ("paper", "published") else r

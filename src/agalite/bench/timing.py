@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -84,7 +84,7 @@ def machine() -> dict[str, Any]:
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "backend": jax.default_backend(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "python": platform.python_version(),
         "huge_pages": "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", ""),
     }

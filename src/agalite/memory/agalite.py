@@ -12,9 +12,10 @@ from agalite import errors
 from agalite.memory.block import Attention, Stack, StackConfig
 from agalite.memory.gated import Projection, check_features
 from agalite.memory.layers import HeadsOut, LayerNorm
-from agalite.ops.attention import AGaLiTeState, agalite_attention, agalite_state
+from agalite.ops.attention import agalite_attention
 from agalite.ops.delta import BASES, Basis, make_basis
 from agalite.ops.recurrence import METHODS, Method
+from agalite.ops.state import AGaLiTeState, agalite_state
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
+from agalite.memory.lean import relu
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Block(eqx.Module):
         self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
         state, attended = self.attention(state, h, resets)
-        h = self.attention_gate(h, jax.nn.relu(attended))
+        h = self.attention_gate(h, relu(attended))
         h = self.mlp_gate(h, self.mlp(self.norm(h)))
         return state, h
 
@@ -88,7 +89,7 @@ class Stack(Memory):
     def _run(
         self, state: Any, xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
-        h = jax.nn.relu(self.embedding(xs))
+        h = relu(self.embedding(xs))
         return self._run_blocks(state, h, resets)
 
     def _run_blocks(
@@ -115,6 +116,6 @@ class Stack(Memory):
         for layer in layers:
             a, b = jax.random.split(layer)
             blocks.append(Block(attention(a), config.d_model, config.ffn_size, key=b))
-        self.embedding = Dense(input_size, config.d_model, key=embed)
+        self.embedding = Dense(input_size, [config.d_model], key=embed)
         self.blocks = tuple(blocks)
         self.input_size, self.output_size = input_size, config.d_model

@@ -23,7 +23,7 @@ State = TypeVar("State")
 
 
 class Memory(eqx.Module, Generic[State]):
-    """Base of all models. A new one defines `initial_state` and `_run`, and joins the test table."""
+    """Base of all models. A new one defines `initial_state` and `_run`."""
 
     input_size: eqx.AbstractVar[int]
     output_size: eqx.AbstractVar[int]

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
+from agalite.memory.lean import relu
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Feedforward(Memory):
         errors.integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.d_model
         first, *rest = jax.random.split(key, 1 + c.layers)
-        self.embedding = Dense(input_size, c.d_model, key=first)
+        self.embedding = Dense(input_size, [c.d_model], key=first)
         self.blocks = tuple(Layer(c.d_model, c.ffn_size, key=k) for k in rest)
 
     def initial_state(self) -> tuple[()]:
@@ -62,7 +63,8 @@ class Feedforward(Memory):
     def _run(
         self, state: tuple[()], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[tuple[()], Float[Array, "T D"]]:
-        h = jax.nn.relu(self.embedding(xs))
+        del resets  # there is nothing to forget
+        h = relu(self.embedding(xs))
         for layer in self.blocks:
             h = layer(h)
         return state, h

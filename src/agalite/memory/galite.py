@@ -10,8 +10,9 @@ from agalite import errors
 from agalite.memory.block import Attention, Stack, StackConfig
 from agalite.memory.gated import Projection, check_features
 from agalite.memory.layers import HeadsOut, LayerNorm
-from agalite.ops.attention import MatrixState, galite_attention, matrix_state
+from agalite.ops.attention import galite_attention
 from agalite.ops.recurrence import METHODS, Method
+from agalite.ops.state import MatrixState, matrix_state
 
 
 @dataclass(frozen=True)

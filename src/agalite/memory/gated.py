@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite import errors
 from agalite.memory.layers import HeadsIn, write_bias
-from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width, relu
+from agalite.memory.lean import relu, sigmoid
+from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
 
 # sigmoid(3) = 0.95: with a horizon, gamma's narrow factor starts open and leaves the time constants
 # to the wide one.
@@ -89,13 +90,13 @@ class Projection(eqx.Module):
         columns = self.inputs(x) + self.bias
         bounds = list(itertools.accumulate(widths.values()))[:-1]
         y = dict(zip(widths, jnp.split(columns, bounds, axis=-1), strict=True))
-        beta = jax.nn.sigmoid(y["beta"]) if self.gating else None
-        gamma = jax.nn.sigmoid(y["gamma"]) if self.gating else None
+        beta = sigmoid(y["beta"]) if self.gating else None
+        gamma = sigmoid(y["gamma"]) if self.gating else None
         match self.feature:
             case "outer":
-                q = Outer(jax.nn.relu(y["p2"]), jax.nn.relu(y["q"]))
-                k = Outer(jax.nn.relu(y["p1"]), jax.nn.relu(y["k"]))
-                gamma = None if gamma is None else Outer(jax.nn.sigmoid(y["p3"]), gamma)
+                q = Outer(relu(y["p2"]), relu(y["q"]))
+                k = Outer(relu(y["p1"]), relu(y["k"]))
+                gamma = None if gamma is None else Outer(sigmoid(y["p3"]), gamma)
             case "dpfp":
                 q, k = dpfp(y["q"], self.nu), dpfp(y["k"], self.nu)
             case _:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import Dense, write_bias
+from agalite.memory.lean import relu
 from agalite.memory.recurrent import run_cell
 
 
@@ -22,7 +23,7 @@ class GRUConfig:
     hidden: int = 1360
     """Width of the recurrent state, and of the output."""
     horizon: tuple[float, float] | None = None
-    """(shortest, longest) time constants of the update gate at initialisation; None: zero biases."""
+    """(shortest, longest) time constants of the state at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
         errors.integer("d_model", self.d_model, minimum=1)
@@ -53,12 +54,11 @@ class GRU(Memory):
         errors.integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden
         a, b, d, e = jax.random.split(key, 4)
-        self.embedding = Dense(input_size, c.d_model, key=a)
+        self.embedding = Dense(input_size, [c.d_model], key=a)
         self.from_input = Dense(c.d_model, [c.hidden] * 3, key=b)
         self.from_hidden = Dense(c.hidden, [c.hidden] * 3, key=d)
         if c.horizon is not None:
             keep = -write_bias(c.horizon, 1, c.hidden, key=e)[0]
-            assert self.from_input.bias is not None
             bias = self.from_input.bias.at[c.hidden : 2 * c.hidden].set(keep)
             self.from_input = eqx.tree_at(lambda d: d.bias, self.from_input, bias)
 
@@ -68,7 +68,7 @@ class GRU(Memory):
     def _run(
         self, state: tuple[Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[tuple[Array], Float[Array, "T hidden"]]:
-        inputs = self.from_input(jax.nn.relu(self.embedding(xs)))
+        inputs = self.from_input(relu(self.embedding(xs)))
         (hidden,) = run_cell(
             _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
         )

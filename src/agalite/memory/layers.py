@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
+
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
 
@@ -55,8 +57,8 @@ def project(w: Float[Array, "out in"], x: Float[Array, "T in"]) -> Float[Array, 
     return matvec(w, x[0])[None] if x.shape[0] == 1 else x @ w.T
 
 
-class Dense(eqx.Module):
-    """y = x W^T + b, with W several orthogonal blocks (width_i, in) one above the other.
+class Linear(eqx.Module):
+    """y = x W^T, with W several orthogonal blocks (width_i, in) one above the other.
 
     Projections of the same input are fused into one product: on a CPU a small matrix product costs
     about the same whatever its width. W is stored (out, in): the gradient's product for W then runs
@@ -64,20 +66,27 @@ class Dense(eqx.Module):
     """
 
     weight: Float[Array, "out in"]
-    bias: Float[Array, " out"] | None
 
-    def __init__(
-        self, inputs: int, widths: int | Sequence[int], *, bias: bool = True, key: PRNGKeyArray
-    ):
-        widths = [widths] if isinstance(widths, int) else list(widths)
+    def __init__(self, inputs: int, widths: Sequence[int], *, key: PRNGKeyArray):
         keys = jax.random.split(key, len(widths))
         blocks = [ORTHOGONAL(k, (w, inputs)) for k, w in zip(keys, widths, strict=True)]
         self.weight = jnp.concatenate(blocks)
-        self.bias = jnp.zeros(sum(widths)) if bias else None
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-        y = project(self.weight, x)
-        return y if self.bias is None else y + self.bias
+        return project(self.weight, x)
+
+
+class Dense(Linear):
+    """y = x W^T + b, b starting at zero."""
+
+    bias: Float[Array, " out"]
+
+    def __init__(self, inputs: int, widths: Sequence[int], *, key: PRNGKeyArray):
+        super().__init__(inputs, widths, key=key)
+        self.bias = jnp.zeros(sum(widths))
+
+    def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
+        return super().__call__(x) + self.bias
 
 
 class HeadsOut(eqx.Module):
@@ -128,12 +137,7 @@ class LayerNorm(eqx.Module):
         self.scale, self.bias = jnp.ones(size), jnp.zeros(size)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        # Outer products with ones, because broadcasting would make `vmap` move the batch in front
-        # of time, and every array after it; they cost nothing once compiled.
-        ones = jnp.ones_like(self.scale)
-        centred = x - jnp.einsum("t,d->td", x.mean(-1), ones)
-        precision = jax.lax.rsqrt(jnp.square(centred).mean(-1) + 1e-5)
-        return centred * jnp.einsum("t,d->td", precision, self.scale) + self.bias
+        return normalise(x) * self.scale + self.bias
 
 
 class GRUGate(eqx.Module):
@@ -142,25 +146,25 @@ class GRUGate(eqx.Module):
     With bias 2 it starts close to passing x on unchanged.
     """
 
-    from_y: Dense  # r, z, h
-    from_x: Dense  # r, z
-    candidate: Dense
+    from_y: Linear  # r, z, h
+    from_x: Linear  # r, z
+    candidate: Linear
     bias: Float[Array, " D"]
 
     def __init__(self, size: int, *, key: PRNGKeyArray):
         a, b, c = jax.random.split(key, 3)
-        self.from_y = Dense(size, [size] * 3, bias=False, key=a)
-        self.from_x = Dense(size, [size] * 2, bias=False, key=b)
-        self.candidate = Dense(size, size, bias=False, key=c)
+        self.from_y = Linear(size, [size] * 3, key=a)
+        self.from_x = Linear(size, [size] * 2, key=b)
+        self.candidate = Linear(size, [size], key=c)
         self.bias = jnp.full(size, 2.0)
 
     def __call__(self, x: Float[Array, "T D"], y: Float[Array, "T D"]) -> Float[Array, "T D"]:
         y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
         x_r, x_z = jnp.split(self.from_x(x), 2, axis=-1)
-        r = jax.nn.sigmoid(y_r + x_r)
-        z = jax.nn.sigmoid(y_z + x_z - self.bias)
-        h = jnp.tanh(y_h + self.candidate(r * x))
-        return x + z * (h - x)
+        r = sigmoid(y_r + x_r)
+        z = sigmoid(y_z + x_z - self.bias)
+        h = tanh(y_h + self.candidate(r * x))
+        return mix(z, h, x)
 
 
 class MLP(eqx.Module):
@@ -171,10 +175,10 @@ class MLP(eqx.Module):
 
     def __init__(self, size: int, hidden: int, *, key: PRNGKeyArray):
         a, b = jax.random.split(key)
-        self.into, self.out = Dense(size, hidden, key=a), Dense(hidden, size, key=b)
+        self.into, self.out = Dense(size, [hidden], key=a), Dense(hidden, [size], key=b)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        return jax.nn.relu(self.out(jax.nn.relu(self.into(x))))
+        return relu(self.out(relu(self.into(x))))
 
 
 def write_bias(

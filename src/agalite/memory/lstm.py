@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import Dense, write_bias
+from agalite.memory.lean import relu
 from agalite.memory.recurrent import run_cell
 
 
@@ -51,12 +52,11 @@ class LSTM(Memory):
         errors.integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden
         a, b, d, e = jax.random.split(key, 4)
-        self.embedding = Dense(input_size, c.d_model, key=a)
+        self.embedding = Dense(input_size, [c.d_model], key=a)
         self.from_input = Dense(c.d_model, [c.hidden] * 4, key=b)
         self.from_hidden = Dense(c.hidden, [c.hidden] * 4, key=d)
         if c.horizon is not None:
             write = write_bias(c.horizon, 1, c.hidden, key=e)[0]
-            assert self.from_input.bias is not None
             bias = self.from_input.bias.at[: 2 * c.hidden].set(jnp.concatenate([write, -write]))
             self.from_input = eqx.tree_at(lambda d: d.bias, self.from_input, bias)
 
@@ -67,7 +67,7 @@ class LSTM(Memory):
     def _run(
         self, state: tuple[Array, Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[tuple[Array, Array], Float[Array, "T hidden"]]:
-        inputs = self.from_input(jax.nn.relu(self.embedding(xs)))
+        inputs = self.from_input(relu(self.embedding(xs)))
         hidden, cell = run_cell(
             _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
         )

@@ -20,7 +20,6 @@ from agalite.memory.layers import matvec
 Cell = Callable[[Array, Array, Any], Any]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run_cell(
     cell: Cell,
     weight: Float[Array, "G hidden"],
@@ -30,6 +29,13 @@ def run_cell(
     start: Any,
 ) -> Any:
     """States (T, ...) of every step; from_hidden is weight h + bias; a reset zeroes the state."""
+    return _run_cell(cell, weight, bias, inputs, resets, start)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _run_cell(
+    cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any
+) -> Any:
     return _forward(cell, weight, bias, inputs, resets, start)
 
 
@@ -71,4 +77,4 @@ def _bwd(cell: Cell, saved: Any, dstates: Any):
     return dweight, dhidden.sum(0), dinputs, None, dstart
 
 
-run_cell.defvjp(_fwd, _bwd)
+_run_cell.defvjp(_fwd, _bwd)

@@ -1,5 +1,6 @@
 """Models by name: `make_memory("gtrxl", 16, memory=128, key=key)`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,7 +23,7 @@ from agalite.memory.transformer import Transformer, TransformerConfig
 class Model:
     """A row of the table of models."""
 
-    make: type[Memory]
+    make: Callable[..., Memory]
     config: type
     remembers: str
     """In a few words, for people who choose."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from agalite import errors
 from agalite.memory.block import Stack, StackConfig
+from agalite.memory.lean import relu
 from agalite.memory.window import WindowAttention, sinusoids
 from agalite.ops.delta import advance_phase
 
@@ -63,7 +63,7 @@ class Transformer(Stack):
         self, state: TransformerState, xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[TransformerState, Float[Array, "T D"]]:
         positions = advance_phase(state.position, resets, _POSITIONS)
-        h = jax.nn.relu(self.embedding(xs))
+        h = relu(self.embedding(xs))
         h = h + sinusoids(positions, self.output_size).astype(h.dtype)
         layers, h = self._run_blocks(state.layers, h, resets)
         return TransformerState(layers, positions[-1]), h

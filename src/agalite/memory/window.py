@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from agalite.memory.block import Attention
 from agalite.memory.layers import ORTHOGONAL, HeadsIn, HeadsOut, LayerNorm
-from agalite.ops.attention import episode_starts, xl_attention
+from agalite.ops.attention import xl_attention
+from agalite.ops.state import episode_starts
 from agalite.ops.window import window_attention
 
 
@@ -28,13 +30,13 @@ class Cache(NamedTuple):
 
 
 class WindowState(NamedTuple):
-    """A ring: `cursor` is the slot to write next, `count` how many of the last M are valid.
+    """A ring: `cursor` is the slot to write next, `filled` how many of the last M are valid.
 
-    A reset sets `count` to zero: what is before it is masked, not overwritten.
+    A reset sets `filled` to zero: what is before it is masked, not overwritten.
     """
 
     inputs: Float[Array, "M D"]
-    count: Int[Array, ""]
+    filled: Int[Array, ""]
     cursor: Int[Array, ""]
     cache: Cache | None
 
@@ -122,14 +124,14 @@ class WindowAttention(Attention):
     def _step(
         self, state: WindowState, h: Array, q: Array, key: Array, value: Array, reset: Array
     ) -> tuple[WindowState, Float[Array, "1 H V"]]:
-        count = jnp.where(reset, 0, state.count)
+        count, cursor = (jnp.where(reset, 0, x) for x in (state.filled, state.cursor))
         if state.cache is None:
             keys, values = self._project(self.norm(state.inputs))
         else:
             keys, values = state.cache.keys, state.cache.values
             values = self._refuse_stale(state.cache, count, values)
         # Slot i holds the input of `age` steps ago; 1 is the last.
-        age = (state.cursor - 1 - jnp.arange(self.memory)) % self.memory + 1
+        age = (cursor - 1 - jnp.arange(self.memory)) % self.memory + 1
         content, positions = q, None
         if self.relative is not None:
             content = q + self.relative.content_bias
@@ -145,7 +147,7 @@ class WindowAttention(Attention):
         attended = weights[:, :1] * value + read
 
         def put(ring: Array, x: Array) -> Array:
-            return lax.dynamic_update_index_in_dim(ring, x, state.cursor, 0)
+            return lax.dynamic_update_index_in_dim(ring, x, cursor, 0)
 
         cache = state.cache and Cache(
             put(state.cache.keys, key), put(state.cache.values, value), self._stamp()
@@ -153,7 +155,7 @@ class WindowAttention(Attention):
         state = WindowState(
             put(state.inputs, h[0]),
             jnp.minimum(count + 1, self.memory),
-            (state.cursor + 1) % self.memory,
+            (cursor + 1) % self.memory,
             cache,
         )
         return state, attended[None]
@@ -176,7 +178,7 @@ class WindowAttention(Attention):
         values = jnp.concatenate([old_values, values])
         # The first valid key before any reset, else the first of the query's episode.
         seen = jnp.cumsum(resets) > 0
-        starts = jnp.where(seen, self.memory + episode_starts(resets), self.memory - state.count)
+        starts = jnp.where(seen, self.memory + episode_starts(resets), self.memory - state.filled)
         if self.relative is None:
             attended = window_attention(
                 q, keys, values, starts, window=self.memory, scale=self._scale
@@ -215,7 +217,7 @@ class WindowAttention(Attention):
     def _refuse_stale(self, cache: Cache, count: Array, values: Array) -> Array:
         """Raise where the numbers are known; inside `jit`, poison the output with NaN."""
         stale = (cache.stamp != self._stamp()) & (count > 0)
-        if not isinstance(stale, jax.core.Tracer) and bool(stale):
+        if not isinstance(stale, Tracer) and bool(stale):
             raise ValueError(
                 "state holds keys and values made by other weights; call "
                 "state = memory.refresh(state) after every update of the weights"

@@ -1,8 +1,6 @@
 """The paper's equations as pure functions, without parameters."""
 
 from agalite.ops.attention import (
-    AGaLiTeState,
-    MatrixState,
     agalite_attention,
     galite_attention,
     linear_attention,
@@ -12,6 +10,7 @@ from agalite.ops.attention import (
 from agalite.ops.delta import BASES, delta_approximation
 from agalite.ops.features import Outer, dpfp, elu1, relu
 from agalite.ops.recurrence import METHODS, linear_recurrence
+from agalite.ops.state import AGaLiTeState, MatrixState
 
 __all__ = [
     "BASES",

@@ -167,13 +167,18 @@ def _backward(
     return dstart, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gradient)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(reading: Reading, start: Sums, inputs: Inputs) -> tuple[Sums, Float[Array, "T H V"]]:
     """Returns the last sums and the outputs.
 
     The first axis of `start` and the second of `inputs` are lanes: heads, and under `vmap` the
     batch too.
     """
+    result: Any = _attend(reading, start, inputs)
+    return result
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(reading: Reading, start: Sums, inputs: Inputs) -> tuple[Sums, Array]:
     return _attend_fwd(reading, start, inputs)[0]
 
 
@@ -208,7 +213,7 @@ def _chunk_size(sums: Sums, inputs: Inputs) -> int:
     return min(size, _LONGEST_CHUNK, 1 << (inputs.v.shape[0] - 1).bit_length())
 
 
-attend.defvjp(_attend_fwd, _attend_bwd)
+_attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _chunk_gradient(
@@ -219,7 +224,8 @@ def _chunk_gradient(
     leaves its first, the room for trajectories again, and the gradient of every input."""
     size = adjoint.keys.shape[0]
     _, path = _trajectory(start, inputs, first, path, with_start=True)
-    before, sums = (jax.tree.map(lambda x: x[i : i + size], path) for i in (0, 1))
+    before = jax.tree.map(lambda x: x[:-1], path)
+    sums = jax.tree.map(lambda x: x[1:], path)
     chunk, douts = _slice(inputs, first, size), _slice(dout, first, size)
     scores = _scores(sums.keys, chunk.q)
     mixture, mixture_vjp = jax.vjp(partial(_mixture, reading), scores)

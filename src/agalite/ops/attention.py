@@ -5,21 +5,30 @@ Time comes first; `vmap` adds a batch. `resets[t]` true means that an episode be
 Each returns (state, out (T, H, V)); `state=None` is a fresh start, and the returned state continues
 the stream. The functions named `_*_step` are the paper's algorithms line by line, and are what
 `method="sequential"` runs; "associative" is the parallel scan of Appendix F; "chunked" is the same
-mathematics reordered for speed (`agalite_chunked.py`, `galite_chunked.py`). "auto" picks by machine.
+mathematics reordered for speed (`agalite_chunked.py`, `galite_chunked.py`). "auto" chooses.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from agalite import errors
 from agalite.ops import agalite_chunked, galite_chunked
+from agalite.ops.arguments import bool_resets, both_or_neither, check_heads
 from agalite.ops.delta import Basis, advance_phase, make_basis, oscillators
 from agalite.ops.features import Outer, as_outer
 from agalite.ops.recurrence import METHODS, Method, linear_recurrence, on_accelerator
+from agalite.ops.state import (
+    AGaLiTeState,
+    MatrixState,
+    agalite_state,
+    episode_starts,
+    forget,
+    matrix_state,
+)
 from agalite.ops.window import window_attention
 
 # Algorithms 2-4 divide by s . q, which relu features can make zero. The published code adds the
@@ -27,27 +36,6 @@ from agalite.ops.window import window_attention
 EPSILON = 1e-5
 
 Features = Float[Array, "T H K"] | Outer
-
-
-class MatrixState(NamedTuple):
-    """C (H, V, K) and s (H, K) of Algorithms 2 and 3."""
-
-    C: Float[Array, "H V K"]
-    s: Float[Array, "H K"]
-
-
-class AGaLiTeState(NamedTuple):
-    """The running sums of Algorithm 4, folded (see `ops.delta`).
-
-    keys (H, Rk, K) are k~, values (H, R, V) are v~; in the paper's basis Rk = R = r//2 + 1 and s is
-    keys[:, 0]. phase () int32 is the number of inputs since the reset, modulo the basis's period.
-    signs is rank1's random key, None otherwise.
-    """
-
-    keys: Float[Array, "H Rk K"]
-    values: Float[Array, "H R V"]
-    phase: Int[Array, ""]
-    signs: UInt32[Array, " 2"] | None = None
 
 
 def softmax_attention(
@@ -64,13 +52,13 @@ def softmax_attention(
     window: how many inputs before its own a query may read (None: all). scale: 1 / sqrt(V) if None.
     (Algorithm 1 writes sqrt(d); the attention that GTrXL uses, and ours, divides by the head's.)
     """
-    _check_heads(q=q, k=k, v=v, resets=resets)
+    check_heads(q=q, k=k, v=v, resets=resets)
     errors.shape("k", k, q.shape)
     steps = q.shape[0]
     if window is not None:
         errors.integer("window", window, minimum=0)
     return window_attention(
-        q, k, v, episode_starts(_no_resets(resets, steps)),
+        q, k, v, episode_starts(bool_resets(resets, steps)),
         window=steps - 1 if window is None else window,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
     )  # fmt: skip
@@ -92,7 +80,11 @@ def xl_attention(
     query t and key j is ((q_t + content_bias) . k_j + (q_t + position_bias) . relative[t - j]),
     divided by sqrt(V).
     """
-    _check_heads(q=q, k=k, v=v, relative=relative, starts=starts)
+    check_heads(
+        q=q, k=k, v=v, relative=relative, starts=starts,
+        content_bias=content_bias, position_bias=position_bias,
+    )  # fmt: skip
+    errors.nonempty("q", q)
     errors.shape("v", v, k.shape)
     if k.shape[0] < q.shape[0]:
         raise ValueError(f"k has {k.shape[0]} steps, fewer than the {q.shape[0]} of q")
@@ -114,16 +106,19 @@ def linear_attention(
     method: Method = "auto",
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
     """Algorithm 2; q and k have been through the feature map already."""
-    q, k, resets, state = _prepare_matrix(q, k, v, None, None, resets, state)
-    match _choose(method, q):
+    check_heads(q=q, k=k, v=v, resets=resets)
+    outer_q, outer_k = as_outer(q), as_outer(k)
+    resets, start = _matrix_start(outer_q, v, resets, state)
+    match _choose(method, v):
         case "sequential":
-            return _sequential(_linear_step, state, (q.expand(), k.expand(), v, resets))
+            return lax.scan(_linear_step, start, (outer_q.expand(), outer_k.expand(), v, resets))
         case "associative":
-            C, s = _matrix_trajectory(k.expand(), v, None, None, resets, state)
-            return _read_matrix(C, s, q.expand())
+            C, s = _matrix_trajectory(outer_k.expand(), v, None, None, resets, start)
+            return _read_matrix(C, s, outer_q.expand())
         case _:
-            start = galite_chunked.Matrix(*state)
-            final, out = galite_chunked.attend_ungated(start, q, k, v, resets, epsilon=EPSILON)
+            final, out = galite_chunked.attend_ungated(
+                galite_chunked.Matrix(*start), outer_q, outer_k, v, resets, epsilon=EPSILON
+            )
             return MatrixState(*final), out
 
 
@@ -139,21 +134,25 @@ def galite_attention(
     method: Method = "auto",
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
     """Algorithm 3. beta and gamma both None switch the gates off: nothing is ever forgotten."""
-    if _ungated(beta, gamma):
+    if not both_or_neither(beta, gamma):
         return linear_attention(q, k, v, resets, state, method=method)
-    q, k, resets, state = _prepare_matrix(q, k, v, beta, gamma, resets, state)
-    gamma = as_outer(gamma)
-    match _choose(method, q):
+    assert beta is not None
+    assert gamma is not None
+    check_heads(q=q, k=k, v=v, beta=beta, gamma=gamma, resets=resets)
+    outer_q, outer_k, outer_gamma = as_outer(q), as_outer(k), as_outer(gamma)
+    resets, start = _matrix_start(outer_q, v, resets, state)
+    match _choose(method, v):
         case "sequential":
-            inputs = (q.expand(), k.expand(), v, beta, gamma.expand(), resets)
-            return _sequential(_galite_step, state, inputs)
+            wide = (outer_q.expand(), outer_k.expand(), v, beta, outer_gamma.expand())
+            return lax.scan(_galite_step, start, (*wide, resets))
         case "associative":
-            C, s = _matrix_trajectory(k.expand(), v, beta, gamma.expand(), resets, state)
-            return _read_matrix(C, s, q.expand())
+            wide = (outer_k.expand(), v, beta, outer_gamma.expand())
+            C, s = _matrix_trajectory(*wide, resets, start)
+            return _read_matrix(C, s, outer_q.expand())
         case _:
             keep = _per_head(~resets, v).astype(v.dtype)
-            inputs = galite_chunked.Inputs(q, k, gamma, v, beta, keep)
-            final, out = galite_chunked.attend(EPSILON, galite_chunked.Matrix(*state), inputs)
+            inputs = galite_chunked.Inputs(outer_q, outer_k, outer_gamma, v, beta, keep)
+            final, out = galite_chunked.attend(EPSILON, galite_chunked.Matrix(*start), inputs)
             return MatrixState(*final), out
 
 
@@ -179,37 +178,35 @@ def agalite_attention(
     separate s of the paper's equations, for comparison only.
     """
     b = make_basis(basis, r, fold=fold)
-    gated = not _ungated(beta, gamma)
-    _check_heads(q=q, k=k, v=v, beta=beta, gamma=gamma, resets=resets)
-    q, k, gamma = as_outer(q), as_outer(k), as_outer(gamma) if gated else None
-    resets = _no_resets(resets, v.shape[0])
-    width = q.narrow.shape[-1] * q.wide.shape[-1]
-    if state is None:
-        state = agalite_state(b, v.shape[1], width, v.shape[2], v.dtype, key)
-    errors.same_structure("state", state, jax.eval_shape(
-        lambda: agalite_state(b, v.shape[1], width, v.shape[2], v.dtype, state.signs)
-    ))  # fmt: skip
-    phases = advance_phase(state.phase, resets, b.period)
-    osc = oscillators(b, phases, state.signs, v.dtype)
-    match _choose(method, q):
+    gated = both_or_neither(beta, gamma)
+    check_heads(q=q, k=k, v=v, beta=beta, gamma=gamma, resets=resets)
+    outer_q, outer_k = as_outer(q), as_outer(k)
+    outer_gamma = as_outer(gamma) if gated and gamma is not None else None
+    resets = bool_resets(resets, v.shape[0])
+    start = _agalite_start(b, outer_q, v, resets, state, key)
+    phases = advance_phase(start.phase, resets, b.period)
+    osc = oscillators(b, phases, start.signs, v.dtype)
+    match _choose(method, v):
         case "sequential":
-            expanded = (q.expand(), k.expand(), v, beta, gamma.expand() if gamma else None)
-            inputs = (*expanded, osc, resets)
-            sums, out = _sequential(_agalite_step(b), (state.keys, state.values), inputs)
+            wide_gamma = None if outer_gamma is None else outer_gamma.expand()
+            inputs = (outer_q.expand(), outer_k.expand(), v, beta, wide_gamma, osc, resets)
+            (keys, values), out = lax.scan(_agalite_step(b), (start.keys, start.values), inputs)
         case "associative":
-            sums, out = _agalite_associative(b, state, q, k, v, beta, gamma, osc, resets)
+            (keys, values), out = _agalite_associative(
+                b, start, outer_q, outer_k, v, beta, outer_gamma, osc, resets
+            )
         case _:
+            keep = _per_head(~resets, v).astype(v.dtype)
             inputs = agalite_chunked.Inputs(
-                q, k, gamma, v, beta, _per_head(osc, v), _per_head(~resets, v).astype(v.dtype)
+                outer_q, outer_k, outer_gamma, v, beta, _per_head(osc, v), keep
             )
             reading = agalite_chunked.Reading(b.numerator, b.denominator, EPSILON)
-            factors = (q.narrow.shape[-1], q.wide.shape[-1])
-            start = agalite_chunked.Sums(
-                state.keys.reshape(*state.keys.shape[:2], *factors), state.values
-            )
-            last, out = agalite_chunked.attend(reading, start, inputs)
-            sums = (last.keys.reshape(state.keys.shape), last.values)
-    return AGaLiTeState(*sums, phases[-1], state.signs), out
+            factors = (outer_q.narrow.shape[-1], outer_q.wide.shape[-1])
+            shape = start.keys.shape
+            sums = agalite_chunked.Sums(start.keys.reshape(*shape[:2], *factors), start.values)
+            last, out = agalite_chunked.attend(reading, sums, inputs)
+            keys, values = last.keys.reshape(shape), last.values
+    return AGaLiTeState(keys, values, phases[-1], start.signs), out
 
 
 # --- the algorithms, one step -------------------------------------------------------------------
@@ -217,7 +214,7 @@ def agalite_attention(
 
 def _linear_step(state: MatrixState, x: tuple[Array, ...]) -> tuple[MatrixState, Array]:
     q, k, v, reset = x
-    C, s = _forget(state, reset)
+    C, s = forget(state, reset)
     C = C + v[:, :, None] * k[:, None, :]  # line 4: C_t = C_{t-1} + v_t (x) k_t
     s = s + k  # line 5: s_t = s_{t-1} + k_t
     return MatrixState(C, s), _divide(C, s, q)  # line 6: a_t = C_t q_t / (s_t . q_t)
@@ -225,7 +222,7 @@ def _linear_step(state: MatrixState, x: tuple[Array, ...]) -> tuple[MatrixState,
 
 def _galite_step(state: MatrixState, x: tuple[Array, ...]) -> tuple[MatrixState, Array]:
     q, k, v, beta, gamma, reset = x
-    C, s = _forget(state, reset)
+    C, s = forget(state, reset)
     # line 9: C_t = ((1 - beta) (x) (1 - gamma)) * C_{t-1} + (beta * v) (x) (gamma * k)
     C = (1 - beta)[:, :, None] * (1 - gamma)[:, None, :] * C
     C = C + (beta * v)[:, :, None] * (gamma * k)[:, None, :]
@@ -237,12 +234,12 @@ def _divide(C: Array, s: Array, q: Array) -> Float[Array, "H V"]:
     return jnp.einsum("hvk,hk->hv", C, q) / (jnp.einsum("hk,hk->h", s, q) + EPSILON)[:, None]
 
 
-def _agalite_step(basis: Basis):
+def _agalite_step(basis: Basis) -> Callable[..., tuple[tuple[Array, Array], Array]]:
     top, bottom = basis.numerator, basis.denominator
 
     def step(state: tuple[Array, Array], x: tuple[Array, ...]):
         q, k, v, beta, gamma, osc, reset = x
-        keys, values = _forget(state, reset)
+        keys, values = forget(state, reset)
         if gamma is not None:
             keys, k = (1 - gamma)[:, None] * keys, gamma * k
             values, v = (1 - beta)[:, None] * values, beta * v
@@ -261,7 +258,7 @@ def _agalite_step(basis: Basis):
 def _agalite_associative(
     basis: Basis, state: AGaLiTeState, q: Outer, k: Outer, v: Array, beta: Array | None,
     gamma: Outer | None, osc: Array, resets: Array,
-):  # fmt: skip
+) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
     """Appendix F: the whole trajectory at once by an associative scan."""
     count = basis.value_vectors
     write_k, write_v = k.expand(), v
@@ -284,56 +281,15 @@ def _agalite_associative(
     return (keys[-1], values[-1]), out
 
 
-# --- states -------------------------------------------------------------------------------------
-
-
-def matrix_state(heads: int, width: int, head_size: int, dtype: jnp.dtype) -> MatrixState:
-    return MatrixState(
-        jnp.zeros((heads, head_size, width), dtype), jnp.zeros((heads, width), dtype)
-    )
-
-
-def agalite_state(
-    basis: Basis, heads: int, width: int, head_size: int, dtype: jnp.dtype, key: Array | None
-) -> AGaLiTeState:
-    if basis.table is None and key is None:
-        raise ValueError("basis='rank1' draws random signs: pass key=jax.random.key(...)")
-    return AGaLiTeState(
-        jnp.zeros((heads, basis.key_vectors, width), dtype),
-        jnp.zeros((heads, basis.value_vectors, head_size), dtype),
-        jnp.zeros((), jnp.int32),
-        None if basis.table is not None else _key_data(key),
-    )
-
-
-def _key_data(key: Array | None) -> Array:
-    """Raw numbers rather than a typed key: a state is plain arrays, easy to store and to export."""
-    typed = jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(key) if typed else jnp.asarray(key)
-
-
-def _forget(state, reset: Array):
-    """A select, not a product, so that not even an infinite state survives a reset."""
-    return jax.tree.map(lambda x: jnp.where(reset, jnp.zeros_like(x), x), state)
-
-
-def episode_starts(resets: Bool[Array, " T"]) -> Int[Array, " T"]:
-    """(T,) index of the first input of the episode that each input is in; 0 before any reset."""
-    index = jnp.arange(resets.shape[0], dtype=jnp.int32)
-    return lax.cummax(jnp.where(resets, index, 0))
-
-
 # --- plumbing -----------------------------------------------------------------------------------
 
 
-def _sequential(step, state, inputs):
-    return lax.scan(step, state, inputs)
-
-
-def _matrix_trajectory(k, v, beta, gamma, resets, state: MatrixState) -> tuple[Array, Array]:
+def _matrix_trajectory(
+    k: Array, v: Array, beta: Array | None, gamma: Array | None, resets: Array, state: MatrixState
+) -> tuple[Array, Array]:
     """C (T, H, V, K) and s (T, H, K) at every step: what the other methods avoid."""
     decay_k, decay_v = jnp.ones_like(k), jnp.ones_like(v)
-    if gamma is not None:
+    if gamma is not None and beta is not None:
         k, v, decay_k, decay_v = gamma * k, beta * v, 1 - gamma, 1 - beta
 
     def outer(a: Array, b: Array) -> Array:
@@ -349,11 +305,11 @@ def _read_matrix(C: Array, s: Array, q: Array) -> tuple[MatrixState, Array]:
     return MatrixState(C[-1], s[-1]), jax.vmap(_divide)(C, s, q)
 
 
-def _choose(method: Method, q: Outer) -> Method:
+def _choose(method: Method, v: Array) -> Method:
     errors.one_of("method", method, METHODS)
     if method != "auto":
         return method
-    if q.wide.shape[0] == 1:
+    if v.shape[0] == 1:
         return "sequential"  # a single step: there is nothing to arrange
     return "associative" if on_accelerator() else "chunked"
 
@@ -362,58 +318,27 @@ def _per_head(x: Array, like: Array) -> Array:
     return jnp.broadcast_to(x[:, None], (x.shape[0], like.shape[1], *x.shape[1:]))
 
 
-def _no_resets(resets: Array | None, steps: int) -> Bool[Array, " T"]:
-    return jnp.zeros(steps, bool) if resets is None else jnp.asarray(resets).astype(bool)
+def _width(q: Outer) -> int:
+    return q.narrow.shape[-1] * q.wide.shape[-1]
 
 
-def _ungated(beta, gamma) -> bool:
-    if (beta is None) != (gamma is None):
-        missing = "beta" if beta is None else "gamma"
-        raise ValueError(f"{missing}=None but the other gate is given; pass both or neither")
-    return beta is None
-
-
-def _prepare_matrix(q, k, v, beta, gamma, resets, state):
-    _check_heads(q=q, k=k, v=v, beta=beta, gamma=gamma, resets=resets)
-    q, k = as_outer(q), as_outer(k)
-    width = q.narrow.shape[-1] * q.wide.shape[-1]
-    heads, head_size = v.shape[1:]
+def _matrix_start(
+    q: Outer, v: Array, resets: Array | None, state: MatrixState | None
+) -> tuple[Bool[Array, " T"], MatrixState]:
+    resets = bool_resets(resets, v.shape[0])
+    empty = matrix_state(v.shape[1], _width(q), v.shape[2], v.dtype)
     if state is None:
-        state = matrix_state(heads, width, head_size, v.dtype)
-    errors.same_structure(
-        "state", state, jax.eval_shape(lambda: matrix_state(heads, width, head_size, v.dtype))
-    )
-    return q, k, _no_resets(resets, v.shape[0]), state
+        return resets, empty
+    errors.same_structure("state", state, empty)
+    return resets, forget(state, resets[0])
 
 
-def _check_heads(**arrays) -> None:
-    """Shapes agree with v (T, H, V) and, for k and gamma, with the features of q."""
-    v = arrays["v"]
-    errors.shape("v", v, ("T", "H", "V"))
-    errors.nonempty("v", v)
-    q = arrays["q"]
-    steps = (q.wide if isinstance(q, Outer) else q).shape[0]
-    heads, head_size = v.shape[1:]
-    features = {
-        name: x for name, x in arrays.items() if name in ("q", "k", "gamma") and x is not None
-    }
-    for name, x in features.items():
-        time = steps if name == "q" else v.shape[0]
-        same = q if name != "q" else x
-        if isinstance(x, Outer) != isinstance(same, Outer):
-            raise ValueError(f"{name} and q must both be arrays (T, H, K) or both be Outer")
-        if isinstance(x, Outer):
-            errors.shape(f"{name}.narrow", x.narrow, (time, heads, same.narrow.shape[-1]))
-            errors.shape(f"{name}.wide", x.wide, (time, heads, same.wide.shape[-1]))
-        else:
-            errors.shape(name, x, (time, heads, same.shape[-1]))
-    if arrays.get("beta") is not None:
-        errors.shape("beta", arrays["beta"], (v.shape[0], heads, head_size))
-    if arrays.get("relative") is not None:
-        errors.shape("relative", arrays["relative"], ("M+1", heads, head_size))
-    for name in ("resets", "starts"):
-        if arrays.get(name) is not None:
-            errors.shape(name, arrays[name], (steps,))
-    for name, x in arrays.items():
-        for leaf in jax.tree.leaves(x):
-            errors.finite(name, leaf)
+def _agalite_start(
+    basis: Basis, q: Outer, v: Array, resets: Array, state: AGaLiTeState | None, key: Array | None
+) -> AGaLiTeState:
+    signs = key if state is None else getattr(state, "signs", None)
+    empty = agalite_state(basis, v.shape[1], _width(q), v.shape[2], v.dtype, signs)
+    if state is None:
+        return empty
+    errors.same_structure("state", state, empty)
+    return forget(state, resets[0])._replace(signs=signs)

@@ -56,11 +56,15 @@ def cosine(k: Int[np.ndarray, "..."], t: Int[np.ndarray, "..."], r: int) -> np.n
     return np.cos(2 * np.pi * ((k * t) % r) / r)
 
 
-@lru_cache
 def make_basis(name: str, r: int, *, fold: bool = True) -> Basis:
     """`fold=False` keeps the r + 1 oscillators and the separate s of Algorithm 4 as written."""
     errors.one_of("basis", name, BASES)
     errors.integer("r", r, minimum=1)
+    return _make_basis(name, int(r), fold)
+
+
+@lru_cache
+def _make_basis(name: str, r: int, fold: bool) -> Basis:
     if name == "slots":
         # Step t writes to slot t mod r only. Each key is in one slot, so s is the slots' sum.
         return Basis(name, r, r, np.eye(r), (1.0,) * r, (1.0,) * r)
@@ -77,10 +81,7 @@ def make_basis(name: str, r: int, *, fold: bool = True) -> Basis:
         # linspace(-pi, pi, r + 1) is omega_k - pi: every cosine times (-1)^t.
         table = table * np.where(t % 2 == 0, 1.0, -1.0)
         normaliser = 2.0 * (r + 1)
-    if fold:
-        counts = [float(len({int(i), r - int(i)})) for i in k]
-    else:
-        counts = [1.0] * kept
+    counts = [float(len({int(i), r - int(i)})) if fold else 1.0 for i in k]
     constant = np.flatnonzero(np.all(table == 1.0, axis=0)) if fold else np.array([], int)
     denominator = np.zeros(kept + (constant.size == 0))
     denominator[constant[0] if constant.size else kept] = normaliser
@@ -118,7 +119,9 @@ def random_signs(
         raise ValueError("basis='rank1' draws random signs: its state must carry a key")
 
     def draw(phase: Array) -> Array:
-        return jax.random.rademacher(jax.random.fold_in(key, phase), (count,), dtype)
+        # Bits of a fixed width: other generators draw differently when x64 is on.
+        bits = jax.random.bits(jax.random.fold_in(key, phase), (count,), jnp.uint32)
+        return jnp.where(bits >> 31 == 0, 1, -1).astype(dtype)
 
     return jax.vmap(draw)(phases)
 
@@ -143,7 +146,7 @@ def delta_approximation(
         left, right = np.asarray(drawn, np.float64)[where].reshape(2, *m.shape, r)
     else:
         left, right = (b.table[x % b.period, : b.value_vectors] for x in (m, n))
-    # In the cosine bases the delta carries 2 / (number of intervals), not the operator's 1 / (2r):
-    # Algorithm 4 divides by four times too much (a constant that the next layer absorbs).
-    scale = {"paper": 2 / r, "published": 2 / (r + 1)}.get(basis, 1.0)
+    # In the cosine bases the delta carries 2 / r, not the operator's 1 / (2r): Algorithm 4 divides
+    # by four times too much (a constant that the next layer absorbs).
+    scale = 2 / r if basis in ("paper", "published") else 1.0
     return scale * np.sum(left * right * np.asarray(b.numerator), axis=-1)

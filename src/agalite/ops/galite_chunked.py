@@ -1,17 +1,17 @@
 """GaLiTe's attention (Algorithm 3) without a matrix per time step; and the ungated Algorithm 2.
 
-C_t q_t = sum_j (decayed beta_j v_j) (decayed gamma_j k_j . q_t): every pair (j, t) needs the product
-of the decays between j and t, which differs in every channel. Dividing cumulative products would
-overflow; instead each pair goes through a boundary b with j <= b < t, as (decay from b to t) times
-(decay from j to b), both products of numbers in [0, 1] and safe whatever the gates. A binary tree
-supplies the boundaries: at level s, blocks of s steps are joined in pairs, and the right half reads
-what the left half wrote through one small matrix product. Above the tree, chunks of `CHUNK` steps
-pass on C and s, kept once per chunk. The gradient keeps the results of the small products and
+C_t q_t = sum_j (decayed beta_j v_j) (decayed gamma_j k_j . q_t): every pair (j, t) needs the
+product of the decays between j and t, which differs in every channel. Dividing cumulative products
+would overflow; instead each pair goes through a boundary b with j <= b < t, as (decay from b to t)
+times (decay from j to b), both products of numbers in [0, 1] and safe whatever the gates. A binary
+tree supplies the boundaries: at level s, blocks of s steps are joined in pairs, and the right half
+reads what the left half wrote through one small matrix product. Above the tree, chunks of `CHUNK`
+steps pass on C and s, kept once per chunk. The gradient keeps the results of the small products and
 rebuilds everything else, so its memory grows as T * CHUNK + (T / CHUNK) * V * K.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,13 +71,18 @@ class _Kept(NamedTuple):
     bottom: Float[Array, "H T"]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(epsilon: float, start: Matrix, inputs: Inputs) -> tuple[Matrix, Array]:
     """Returns the last state and out (T, H, V).
 
     The first axis of `start` and the second of `inputs` are lanes: heads, and under `vmap` the
     batch too.
     """
+    result: Any = _attend(epsilon, start, inputs)
+    return result
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(epsilon: float, start: Matrix, inputs: Inputs) -> tuple[Matrix, Array]:
     return _attend_fwd(epsilon, start, inputs)[0]
 
 
@@ -92,7 +97,7 @@ def _attend_fwd(epsilon: float, start: Matrix, inputs: Inputs):
     return (last, out), (inputs, kept)
 
 
-def _attend_bwd(epsilon: float, saved: tuple[Inputs, _Kept], cotangents: tuple[Matrix, Array]):
+def _attend_bwd(_: float, saved: tuple[Inputs, _Kept], cotangents: tuple[Matrix, Array]):
     def backward(dlast: Matrix, inputs: Inputs, kept: _Kept, dout: Array):
         chunks, steps = into_chunks(inputs, CHUNK)
         dout, _ = into_chunks(dout, CHUNK)
@@ -107,7 +112,7 @@ def _attend_bwd(epsilon: float, saved: tuple[Inputs, _Kept], cotangents: tuple[M
     return backward(cotangents[0], *saved, cotangents[1])
 
 
-attend.defvjp(_attend_fwd, _attend_bwd)
+_attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _levels(time: int) -> list[int]:

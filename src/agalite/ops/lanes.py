@@ -26,7 +26,7 @@ def batched_as_lanes(function: Callable[..., Any], lane_axes: tuple[Any, ...], o
         return function(*args)
 
     @call.def_vmap
-    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:  # pyright: ignore[reportUnusedFunction]
+    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
         def merge(axis: int, x: Array, is_batched: bool) -> Array:
             if not is_batched:
                 x = jnp.broadcast_to(x, (size, *x.shape))

@@ -7,7 +7,7 @@ magnitude, on an accelerator it is the other way round.
 """
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,8 @@ def linear_recurrence(
         decay = jnp.where(reset, 0, decay)
     if method == "auto":
         method = _choose(decay.shape[0], decay[0].size)
-    return _recurrence(method, decay, write, initial)
+    h: Any = _recurrence(method, decay, write, initial)
+    return h
 
 
 def _choose(steps: int, width: int) -> Method:
@@ -127,7 +128,8 @@ def _recurrence_bwd(method: Method, saved: tuple[Array, Array, Array], dh: Array
     decay, h, initial = saved
     # The adjoint g_t = dh_t + a_{t+1} g_{t+1} is the same recurrence, run backwards.
     shifted = jnp.concatenate([decay[1:], jnp.zeros_like(decay[:1])])
-    g = _recurrence(method, shifted[::-1], dh[::-1], jnp.zeros_like(initial))[::-1]
+    reversed_g: Any = _recurrence(method, shifted[::-1], dh[::-1], jnp.zeros_like(initial))
+    g = reversed_g[::-1]
     previous = jnp.concatenate([initial[None], h[:-1]])
     return g * previous, g, decay[0] * g[0]
 

@@ -1,0 +1,253 @@
+"""The six promises of design.md, for every model: the rows are in models.py."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import INPUT, ROWS, build, cast, distance, inputs, unrolled
+
+STEPS = 23
+TOLERANCE = 1e-5
+
+every_model = pytest.mark.parametrize("row", list(ROWS))
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """scan and unrolled step of a model, compiled once for the module."""
+    made = {}
+
+    def get(row):
+        if row not in made:
+            memory = build(row)
+            scan = jax.jit(memory.scan)
+            steps = jax.jit(lambda s, xs, resets: unrolled(memory, s, xs, resets))
+            made[row] = (memory, scan, steps)
+        return made[row]
+
+    return get
+
+
+@every_model
+def test_1_scan_equals_repeated_step_for_any_resets(row, compiled):
+    memory, scan, steps = compiled(row)
+    start = memory.initial_state()
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(st.lists(st.booleans(), min_size=STEPS, max_size=STEPS), st.integers(0, 10**6))
+    def check(pattern, seed):
+        xs, _ = inputs(STEPS, seed=seed)
+        resets = jnp.asarray(pattern)
+        _, ys = scan(start, xs, resets)
+        _, stepped = steps(start, xs, resets)
+        assert distance(ys, stepped) < TOLERANCE
+
+    check()
+
+
+@every_model
+@pytest.mark.parametrize("length", [1, 2, 70])
+def test_1_at_other_lengths_and_from_a_used_state(row, length, compiled):
+    memory, scan, steps = compiled(row)
+    used, _ = scan(memory.initial_state(), *inputs(STEPS, seed=9))
+    xs, resets = inputs(length, seed=4, often=0.05)
+    end, ys = scan(used, xs, resets)
+    _, stepped = steps(used, xs, resets)
+    assert distance(ys, stepped) < TOLERANCE
+    # The states may lie differently in memory (a ring), but they continue alike.
+    later = inputs(STEPS, seed=5, often=0.0)
+    assert distance(scan(end, *later)[1], scan(steps(used, xs, resets)[0], *later)[1]) < TOLERANCE
+
+
+@every_model
+def test_2_any_chunking_gives_the_same(row, compiled):
+    memory, scan, _ = compiled(row)
+    start = memory.initial_state()
+
+    @settings(max_examples=6, deadline=None, derandomize=True)
+    @given(st.sampled_from([1, 6, 11, 22]), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5]))
+    def check(cut, seed, often):
+        xs, resets = inputs(STEPS, seed=seed, often=often)
+        _, whole = scan(start, xs, resets)
+        state, first = scan(start, xs[:cut], resets[:cut])
+        _, second = scan(state, xs[cut:], resets[cut:])
+        assert distance(jnp.concatenate([first, second]), whole) < TOLERANCE
+
+    check()
+
+
+@every_model
+def test_3_after_a_reset_nothing_of_the_past_remains(row, compiled):
+    """Exactly, whatever the state held: huge numbers, counters at the end of their range."""
+    memory, scan, steps = compiled(row)
+
+    def spoil(x):
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return jnp.full_like(x, 1e30)
+        return x if x.dtype == jnp.uint32 else jnp.full_like(x, 2**31 - 2)
+
+    spoiled = jax.tree.map(spoil, memory.initial_state())
+    xs, _ = inputs(STEPS, seed=2)
+    resets = jnp.zeros(STEPS, bool).at[0].set(True)
+    for run in (scan, steps):
+        np.testing.assert_array_equal(
+            run(spoiled, xs, resets)[1], run(memory.initial_state(), xs, resets)[1]
+        )
+        fresh = run(memory.initial_state(), xs, jnp.zeros(STEPS, bool))[1]
+        np.testing.assert_array_equal(run(spoiled, xs, resets)[1], fresh)
+
+
+@every_model
+def test_3_outputs_do_not_depend_on_what_came_before_a_reset(row, compiled):
+    memory, scan, _ = compiled(row)
+    xs, _ = inputs(STEPS, seed=2)
+    resets = jnp.zeros(STEPS, bool).at[9].set(True)
+    other = xs.at[:9].add(1.0)
+    a, b = (scan(memory.initial_state(), x, resets)[1] for x in (xs, other))
+    assert distance(a[9:], b[9:]) == 0
+    assert distance(a[:9], b[:9]) > 1e-3
+
+
+@every_model
+def test_memory_remembers_and_the_control_does_not(row, compiled):
+    memory, scan, _ = compiled(row)
+    xs, _ = inputs(STEPS, seed=2)
+    none = jnp.zeros(STEPS, bool)
+    changed = xs.at[STEPS - 3].add(1.0)
+    a, b = (scan(memory.initial_state(), x, none)[1][-1] for x in (xs, changed))
+    assert (distance(a, b) > 1e-4) == (row != "feedforward")
+
+
+@every_model
+def test_4_the_state_has_one_size(row, compiled):
+    memory, scan, steps = compiled(row)
+
+    def shapes(state):
+        return [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+
+    start = memory.initial_state()
+    for run in (scan, steps):
+        state, _ = run(start, *inputs(STEPS))
+        assert jax.tree.structure(state) == jax.tree.structure(start)
+        assert shapes(state) == shapes(start)
+    floats = [x for x in jax.tree.leaves(start) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert memory.state_size == sum(x.size for x in floats)
+
+
+@every_model
+def test_5_gradients_equal_those_of_unrolled_steps(row):
+    with jax.enable_x64(True):
+        memory = build(row, dtype=jnp.float64)
+        weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+        xs, resets = inputs(7, seed=6)
+        target = jax.random.normal(jax.random.key(1), (7, memory.output_size), jnp.float64)
+
+        def loss(run):
+            def value(weights, xs):
+                memory = eqx.combine(weights, rest)
+                _, ys = run(memory, memory.initial_state(), xs, resets)
+                return jnp.sum(ys * target)
+
+            return jax.jit(jax.grad(value, argnums=(0, 1)))
+
+        xs = xs.astype(jnp.float64)
+        scanned = loss(lambda m, *a: m.scan(*a))(weights, xs)
+        stepped = loss(unrolled)(weights, xs)
+        largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(stepped))
+        for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(stepped), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9 * largest)
+
+
+@every_model
+def test_5_the_gradient_stops_at_the_incoming_state_unless_asked(row, compiled):
+    memory, _, _ = compiled(row)
+    state, _ = memory.scan(memory.initial_state(), *inputs(5, seed=1, often=0.0))
+    floats, rest = eqx.partition(state, eqx.is_inexact_array)
+    xs, resets = inputs(3, seed=7, often=0.0)
+
+    def gradient(**options):
+        def value(floats):
+            _, ys = memory.scan(eqx.combine(floats, rest), xs, resets, **options)
+            return jnp.sum(jnp.square(ys))
+
+        leaves = jax.tree.leaves(jax.jit(jax.grad(value))(floats))
+        return sum(float(jnp.abs(x).sum()) for x in leaves)
+
+    assert gradient() == 0
+    assert (gradient(through_state=True) > 0) == (row != "feedforward")
+
+
+def finite_everywhere(memory, steps, dtype=jnp.float32, scale=1.0):
+    weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+    xs = scale * jax.random.normal(jax.random.key(0), (steps, INPUT))
+    resets = jnp.zeros(steps, bool)
+
+    def loss(weights, xs):
+        memory = eqx.combine(weights, rest)
+        _, ys = memory.scan(memory.initial_state(), xs.astype(dtype), resets)
+        return jnp.mean(jnp.square(ys)), ys
+
+    (_, ys), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(weights, xs)
+    return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((ys, gradient)))
+
+
+@every_model
+def test_6_finite_for_zero_inputs_and_saturated_gates(row):
+    memory = build(row)
+    assert finite_everywhere(memory, 1, scale=0.0)
+    assert finite_everywhere(memory, 9, scale=0.0)
+    # Weights a hundred times as large drive every sigmoid to exactly 0 or 1.
+    assert finite_everywhere(jax.tree.map(lambda x: 100 * x, memory), 9)
+
+
+@every_model
+def test_6_finite_for_long_and_for_bfloat16_inputs(row):
+    memory = build(row)
+    assert finite_everywhere(memory, 9, dtype=jnp.bfloat16)
+    assert finite_everywhere(memory, 4096)
+
+
+@every_model
+def test_a_batch_is_a_vmap(row, compiled):
+    """Whichever axis the batch is on, and for several models at once."""
+    memory, scan, _ = compiled(row)
+    start = memory.initial_state()
+    each = [inputs(STEPS, seed=s) for s in (0, 10, 20)]
+    xs, resets = (jnp.stack(x, axis=1) for x in zip(*each, strict=True))
+    batch = jax.vmap(memory.scan, in_axes=(None, 1, 1), out_axes=(0, 1))
+    _, ys = jax.jit(batch)(start, xs, resets)
+    for i, (x, r) in enumerate(each):
+        assert distance(ys[:, i], scan(start, x, r)[1]) < TOLERANCE
+
+    step = jax.jit(jax.vmap(memory.step, in_axes=(None, 0, 0)))
+    _, y = step(start, xs[0], resets[0])
+    assert distance(y, ys[0]) < TOLERANCE
+
+
+def test_two_models_side_by_side_equal_each_alone():
+    """Weights can be batched too: seeds trained in one program."""
+    models = [build("agalite"), jax.tree.map(lambda x: 0.5 * x, build("agalite"))]
+    both = jax.tree.map(lambda *x: jnp.stack(x), *models)
+    xs, resets = inputs(STEPS)
+
+    def run(memory):
+        return memory.scan(memory.initial_state(), xs, resets)[1]
+
+    def step(memory):
+        return memory.step(memory.initial_state(), xs[0])[1]
+
+    for f in (run, step):
+        together = jax.vmap(f)(both)
+        for i, memory in enumerate(models):
+            assert distance(together[i], f(memory)) < TOLERANCE
+
+
+def test_weights_in_float64_compute_in_float64():
+    with jax.enable_x64(True):
+        memory = cast(build("agalite"), jnp.float64)
+        _, ys = memory.scan(memory.initial_state(), inputs(4)[0])
+        assert ys.dtype == jnp.float64
