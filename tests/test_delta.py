@@ -28,7 +28,7 @@ def test_is_the_papers_sum(r):
 def test_published_is_the_cosines_of_linspace(r):
     m, n = np.mgrid[0:30, 0:30]
     angles = np.linspace(-np.pi, np.pi, r + 1)
-    want = 2 / (r + 1) * (np.cos(angles * m[..., None]) * np.cos(angles * n[..., None])).sum(-1)
+    want = 2 / r * (np.cos(angles * m[..., None]) * np.cos(angles * n[..., None])).sum(-1)
     np.testing.assert_allclose(delta_approximation(m, n, r, "published"), want, rtol=0, atol=1e-11)
 
 

@@ -196,4 +196,4 @@ def test_bad_calls_are_named():
     with pytest.raises(ValueError, match="state does not belong to this model"):
         memory.scan(build("gru").initial_state(), xs)
     with pytest.raises(ValueError, match=r"xs has shape \(5, 4\)"):
-        jax.jit(memory.scan)(state, jnp.zeros((5, 4)))
+        eqx.filter_jit(memory.scan)(state, jnp.zeros((5, 4)))
