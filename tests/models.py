@@ -41,7 +41,7 @@ def build(row, *, dtype=None):
     name, options = ROWS[row]
     memory = make_memory(name, INPUT, key=jax.random.key(3), **options)
     leaves, tree = jax.tree.flatten(memory)
-    noisy = [x + 0.3 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
+    noisy = [x + 0.2 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
     memory = jax.tree.unflatten(tree, noisy)
     return memory if dtype is None else cast(memory, dtype)
 
