@@ -161,6 +161,9 @@ def test_make_memory_by_name():
         ("gru", {"horizon": (2, float("inf"))}, r"horizon=\(2, inf\) must be None or"),
         ("lstm", {"horizon": (2, float("nan"))}, r"horizon=\(2, nan\) must be None or"),
         ("gru", {"horizon": 7}, "horizon=7 must be None or"),
+        ("gru", {"horizon": ("2", "512")}, "horizon=.* must be None or"),
+        ("agalite", {"gating": "no"}, "gating='no' must be True or False"),
+        ("gtrxl", {"cache": None}, "cache=None must be True or False"),
         ("gru", {"hidden": -1}, "hidden=-1 must be a whole number >= 1"),
         ("gtrxl", {"memory": 0}, "memory=0 must be a whole number >= 1"),
         ("transformer", {"context": 0}, "context=0 must be a whole number >= 1"),
@@ -178,6 +181,13 @@ def test_bad_input_size_is_named(name):
         make_memory(name, 0)
 
 
+def test_lists_are_arrays():
+    memory = build("gru")
+    _, ys = memory.scan(memory.initial_state(), [[1, 2, 3], [4, 5, 6]], [0, 1])
+    _, y = memory.step(memory.initial_state(), [1, 2, 3])
+    np.testing.assert_allclose(ys[0], y, rtol=1e-6)
+
+
 def test_bad_calls_are_named():
     memory = build("agalite")
     state, (xs, resets) = memory.initial_state(), inputs(5)
@@ -193,6 +203,14 @@ def test_bad_calls_are_named():
         memory.step(state, xs)
     with pytest.raises(ValueError, match=r"xs\[2, 1\] is nan"):
         memory.scan(state, xs.at[2, 1].set(jnp.nan))
+    with pytest.raises(ValueError, match="xs has dtype complex64; expected real numbers"):
+        memory.scan(state, xs.astype(jnp.complex64))
+    with pytest.raises(ValueError, match="resets has dtype float32; expected bool"):
+        memory.scan(state, xs, jnp.zeros(5))
+    with pytest.raises(ValueError, match="reset='no' is not an array of numbers"):
+        memory.step(state, xs[0], "no")
+    with pytest.raises(ValueError, match=r"state\.phase has dtype float32; expected int32"):
+        memory.scan(state._replace(phase=jnp.zeros(())), xs)
     with pytest.raises(ValueError, match="state does not belong to this model"):
         memory.scan(build("gru").initial_state(), xs)
     with pytest.raises(ValueError, match=r"xs has shape \(5, 4\)"):

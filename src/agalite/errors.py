@@ -28,12 +28,18 @@ def integer(name: str, value: Any, *, minimum: int) -> None:
         raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
 
 
-def horizon(value: object) -> None:
+def boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def horizon(value: Any) -> tuple[float, float] | None:
     """`horizon` is None or (shortest, longest) with 1 < shortest <= longest, both finite."""
     if value is None:
-        return
+        return None
     try:
-        shortest, longest = (float(x) for x in value)  # pyright: ignore[reportGeneralTypeIssues]
+        numbers = not isinstance(value, str) and not any(isinstance(x, str) for x in value)
+        shortest, longest = (float(x) for x in value) if numbers else (math.nan, math.nan)
     except (TypeError, ValueError):
         shortest = longest = math.nan
     if not (1.0 < shortest <= longest < math.inf):
@@ -41,6 +47,27 @@ def horizon(value: object) -> None:
             f"horizon={value!r} must be None or (shortest, longest) in steps with "
             "1 < shortest <= longest, both finite, for example (2, 512)"
         )
+    return shortest, longest
+
+
+def real_numbers(name: str, value: Any) -> jax.Array:
+    """`value` as an array; lists are welcome, text, objects and complex numbers are not."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} is not an array of numbers") from error
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
+    return array
+
+
+def truths(name: str, value: Any) -> jax.Array:
+    """`value` as booleans; whole numbers will do, anything else is a mistake."""
+    array = real_numbers(name, value)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name} has dtype {array.dtype}; expected bool")
+    return array.astype(bool)
 
 
 def _shape(array: Any) -> tuple[int, ...]:
@@ -95,3 +122,10 @@ def same_structure(name: str, value: object, expected: object) -> None:
             f"{name} does not belong to this model: found {differs[0]}, expected {differs[1]}; "
             "start from initial_state()"
         )
+    for (path, have), wanted in zip(
+        jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(expected), strict=True
+    ):
+        dtype = jnp.asarray(have).dtype
+        if dtype != wanted.dtype:
+            leaf = jax.tree_util.keystr(path)
+            raise ValueError(f"{name}{leaf} has dtype {dtype}; expected {wanted.dtype}")

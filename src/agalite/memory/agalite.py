@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from agalite import errors
-from agalite.memory.block import Attention, Stack, StackConfig
-from agalite.memory.gated import Projection, check_features
-from agalite.memory.layers import HeadsOut, LayerNorm
+from agalite.memory.block import Stack, StackConfig
+from agalite.memory.gated import FeatureAttention, check_features
 from agalite.ops.attention import agalite_attention
 from agalite.ops.delta import BASES, Basis, make_basis
 from agalite.ops.recurrence import METHODS, Method
@@ -47,7 +46,10 @@ class AGaLiTeConfig(StackConfig):
         errors.integer("r", self.r, minimum=1)
         errors.one_of("basis", self.basis, BASES)
         errors.one_of("method", self.method, METHODS)
-        errors.horizon(self.horizon)
+        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
+        errors.boolean("gating", self.gating)
+        errors.boolean("fold", self.fold)
+        errors.integer("seed", self.seed, minimum=0)
 
 
 class AGaLiTeMemoryState(NamedTuple):
@@ -59,22 +61,7 @@ class AGaLiTeMemoryState(NamedTuple):
     signs: UInt32[Array, " 2"] | None
 
 
-class AGaLiTeAttention(Attention):
-    norm: LayerNorm
-    project: Projection
-    out: HeadsOut
-    config: AGaLiTeConfig = eqx.field(static=True)
-
-    def __init__(self, c: AGaLiTeConfig, *, key: PRNGKeyArray):
-        a, b = jax.random.split(key)
-        self.norm = LayerNorm(c.d_model)
-        self.project = Projection(
-            c.d_model, heads=c.heads, head_size=c.head_size, eta=c.eta, feature=c.feature,
-            nu=c.nu, gating=c.gating, horizon=c.horizon, key=a,
-        )  # fmt: skip
-        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
-        self.config = c
-
+class AGaLiTeAttention(FeatureAttention):
     @property
     def basis(self) -> Basis:
         return make_basis(self.config.basis, self.config.r, fold=self.config.fold)
@@ -107,7 +94,12 @@ class AGaLiTe(Stack):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = AGaLiTeConfig(**options)
-        self._build(self.config, input_size, lambda k: AGaLiTeAttention(self.config, key=k), key)
+        c = self.config
+
+        def attention(key: PRNGKeyArray) -> AGaLiTeAttention:
+            return AGaLiTeAttention.make(c, gating=c.gating, horizon=c.horizon, key=key)
+
+        self._build(c, input_size, attention, key)
 
     def initial_state(self) -> AGaLiTeMemoryState:
         layers = super().initial_state()

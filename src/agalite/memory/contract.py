@@ -5,7 +5,8 @@
     state, ys = memory.scan(state, xs, resets)        # xs (T, input), resets (T,) -> ys (T, output)
 
 `reset[t]` true means that an episode begins with input t: nothing before t influences anything from
-t on. `scan` equals repeated `step`, cut anywhere; the state is a fixed-size pytree of arrays.
+t on (of finite numbers: a NaN inside a sequence spreads through `scan`). `scan` equals repeated
+`step`, cut anywhere; the state is a fixed-size pytree of arrays.
 `tests/test_contract.py` holds every model to this, in one table.
 """
 
@@ -45,11 +46,13 @@ class Memory(eqx.Module, Generic[State]):
 
         The gradient passes through the incoming state, so that unrolled steps can be trained.
         """
+        x, reset = errors.real_numbers("x", x), errors.truths("reset", reset)
         errors.shape("x", x, (self.input_size,))
         errors.shape("reset", reset, ())
+        x = x.astype(self.dtype)
         errors.finite("x", x)
         errors.same_structure("state", state, jax.eval_shape(self.initial_state))
-        state, y = self._run(state, self._cast(x)[None], jnp.asarray(reset, bool)[None])
+        state, y = self._run(state, x[None], reset[None])
         return state, y[0]
 
     def scan(
@@ -65,16 +68,17 @@ class Memory(eqx.Module, Generic[State]):
         The gradient reaches back to the beginning of the sequence given, and not through the
         incoming state unless `through_state` is set.
         """
+        xs = errors.real_numbers("xs", xs)
         errors.shape("xs", xs, ("T", self.input_size))
         errors.nonempty("xs", xs)
-        if resets is None:
-            resets = jnp.zeros(xs.shape[0], bool)
+        resets = errors.truths("resets", jnp.zeros(len(xs), bool) if resets is None else resets)
         errors.shape("resets", resets, (xs.shape[0],))
+        xs = xs.astype(self.dtype)
         errors.finite("xs", xs)
         errors.same_structure("state", state, jax.eval_shape(self.initial_state))
         if not through_state:
             state = jax.lax.stop_gradient(state)
-        return self._run(state, self._cast(xs), jnp.asarray(resets, bool))
+        return self._run(state, xs, resets)
 
     def refresh(self, state: State) -> State:
         """The same state for these weights, where it holds anything derived from older ones.
@@ -104,6 +108,3 @@ class Memory(eqx.Module, Generic[State]):
     def _weights(self) -> list[Array]:
         leaves = jax.tree.leaves(self)
         return [x for x in leaves if jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
-
-    def _cast(self, x: Array) -> Array:
-        return jnp.asarray(x).astype(self.dtype)

@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 
 import equinox as eqx
-import jax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from agalite import errors
-from agalite.memory.block import Attention, Stack, StackConfig
-from agalite.memory.gated import Projection, check_features
-from agalite.memory.layers import HeadsOut, LayerNorm
-from agalite.ops.attention import galite_attention
+from agalite.memory.block import Stack, StackConfig
+from agalite.memory.gated import MatrixAttention, check_features
 from agalite.ops.recurrence import METHODS, Method
-from agalite.ops.state import MatrixState, matrix_state
 
 
 @dataclass(frozen=True)
@@ -33,35 +29,8 @@ class GaLiTeConfig(StackConfig):
         super().__post_init__()
         check_features(self.eta, self.nu, self.feature)
         errors.one_of("method", self.method, METHODS)
-        errors.horizon(self.horizon)
-
-
-class GaLiTeAttention(Attention):
-    norm: LayerNorm
-    project: Projection
-    out: HeadsOut
-    config: GaLiTeConfig = eqx.field(static=True)
-
-    def __init__(self, c: GaLiTeConfig, *, key: PRNGKeyArray):
-        a, b = jax.random.split(key)
-        self.norm = LayerNorm(c.d_model)
-        self.project = Projection(
-            c.d_model, heads=c.heads, head_size=c.head_size, eta=c.eta, feature=c.feature,
-            nu=c.nu, gating=c.gating, horizon=c.horizon, key=a,
-        )  # fmt: skip
-        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
-        self.config = c
-
-    def initial_state(self) -> MatrixState:
-        c = self.config
-        return matrix_state(c.heads, self.project.width, c.head_size, self.out.weight.dtype)
-
-    def __call__(
-        self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[MatrixState, Float[Array, "T D"]]:
-        x = self.project(self.norm(h))
-        state, attended = galite_attention(*x, resets, state, method=self.config.method)
-        return state, self.out(attended)
+        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
+        errors.boolean("gating", self.gating)
 
 
 class GaLiTe(Stack):
@@ -71,4 +40,9 @@ class GaLiTe(Stack):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = GaLiTeConfig(**options)
-        self._build(self.config, input_size, lambda k: GaLiTeAttention(self.config, key=k), key)
+        c = self.config
+
+        def attention(key: PRNGKeyArray) -> MatrixAttention:
+            return MatrixAttention.make(c, gating=c.gating, horizon=c.horizon, key=key)
+
+        self._build(c, input_size, attention, key)

@@ -5,17 +5,20 @@ AGaLiTe and the linear transformer share them; the ablations of the paper are it
 """
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from agalite import errors
-from agalite.memory.layers import HeadsIn, write_bias
+from agalite.memory.block import Attention
+from agalite.memory.layers import HeadsIn, HeadsOut, LayerNorm, write_bias
 from agalite.memory.lean import relu, sigmoid
+from agalite.ops.attention import galite_attention
 from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
+from agalite.ops.state import MatrixState, matrix_state
 
 # sigmoid(3) = 0.95: with a horizon, gamma's narrow factor starts open and leaves the time constants
 # to the wide one.
@@ -103,3 +106,39 @@ class Projection(eqx.Module):
                 phi = {"elu1": elu1, "relu": relu}[self.feature]
                 q, k = phi(y["q"]), phi(y["k"])
         return Projected(q, k, y["v"], beta, gamma)
+
+
+class FeatureAttention(Attention):
+    """Norm, projection and output of a linear attention; subclasses add the memory between."""
+
+    norm: LayerNorm
+    project: Projection
+    out: HeadsOut
+    config: Any = eqx.field(static=True)
+
+    @classmethod
+    def make(
+        cls, config: Any, *, gating: bool, horizon: tuple[float, float] | None, key: PRNGKeyArray
+    ) -> Self:
+        a, b = jax.random.split(key)
+        project = Projection(
+            config.d_model, heads=config.heads, head_size=config.head_size, eta=config.eta,
+            feature=config.feature, nu=config.nu, gating=gating, horizon=horizon, key=a,
+        )  # fmt: skip
+        out = HeadsOut(config.heads, config.head_size, config.d_model, key=b)
+        return cls(LayerNorm(config.d_model), project, out, config)
+
+
+class MatrixAttention(FeatureAttention):
+    """A matrix per head: Algorithm 3 with gates, Algorithm 2 without."""
+
+    def initial_state(self) -> MatrixState:
+        c = self.config
+        return matrix_state(c.heads, self.project.width, c.head_size, self.out.weight.dtype)
+
+    def __call__(
+        self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[MatrixState, Float[Array, "T D"]]:
+        x = self.project(self.norm(h))
+        state, attended = galite_attention(*x, resets, state, method=self.config.method)
+        return state, self.out(attended)

@@ -28,7 +28,7 @@ class GRUConfig:
     def __post_init__(self) -> None:
         errors.integer("d_model", self.d_model, minimum=1)
         errors.integer("hidden", self.hidden, minimum=1)
-        errors.horizon(self.horizon)
+        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
 
 
 def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:

@@ -20,6 +20,7 @@ class GTrXLConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         errors.integer("memory", self.memory, minimum=1)
+        errors.boolean("cache", self.cache)
 
 
 class GTrXL(Stack):

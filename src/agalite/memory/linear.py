@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 
 import equinox as eqx
-import jax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from agalite import errors
-from agalite.memory.block import Attention, Stack, StackConfig
-from agalite.memory.gated import Projection, check_features
-from agalite.memory.layers import HeadsOut, LayerNorm
-from agalite.ops.attention import linear_attention
+from agalite.memory.block import Stack, StackConfig
+from agalite.memory.gated import MatrixAttention, check_features
 from agalite.ops.recurrence import METHODS, Method
-from agalite.ops.state import MatrixState, matrix_state
 
 
 @dataclass(frozen=True)
@@ -31,34 +27,6 @@ class LinearConfig(StackConfig):
         errors.one_of("method", self.method, METHODS)
 
 
-class LinearAttention(Attention):
-    norm: LayerNorm
-    project: Projection
-    out: HeadsOut
-    config: LinearConfig = eqx.field(static=True)
-
-    def __init__(self, c: LinearConfig, *, key: PRNGKeyArray):
-        a, b = jax.random.split(key)
-        self.norm = LayerNorm(c.d_model)
-        self.project = Projection(
-            c.d_model, heads=c.heads, head_size=c.head_size, eta=c.eta, feature=c.feature,
-            nu=c.nu, gating=False, horizon=None, key=a,
-        )  # fmt: skip
-        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
-        self.config = c
-
-    def initial_state(self) -> MatrixState:
-        c = self.config
-        return matrix_state(c.heads, self.project.width, c.head_size, self.out.weight.dtype)
-
-    def __call__(
-        self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[MatrixState, Float[Array, "T D"]]:
-        x = self.project(self.norm(h))
-        state, attended = linear_attention(x.q, x.k, x.v, resets, state, method=self.config.method)
-        return state, self.out(attended)
-
-
 class LinearTransformer(Stack):
     """input (T, input_size) -> (T, d_model). State: layers * heads * (V + 1) * K floats."""
 
@@ -66,4 +34,9 @@ class LinearTransformer(Stack):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = LinearConfig(**options)
-        self._build(self.config, input_size, lambda k: LinearAttention(self.config, key=k), key)
+        c = self.config
+
+        def attention(key: PRNGKeyArray) -> MatrixAttention:
+            return MatrixAttention.make(c, gating=False, horizon=None, key=key)
+
+        self._build(c, input_size, attention, key)

@@ -27,6 +27,7 @@ class TransformerConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         errors.integer("context", self.context, minimum=1)
+        errors.boolean("cache", self.cache)
 
 
 class TransformerState(NamedTuple):

@@ -203,8 +203,8 @@ class WindowAttention(Attention):
     def _stamp(self) -> UInt32[Array, ""]:
         """A checksum of what makes keys and values; an integer sum, so the order does not matter.
 
-        Of every eighth row of the projection, which any update of the weights changes: reading all
-        of it would cost a step as much as using it.
+        Of every eighth row of the projection, which any ordinary step of an optimiser changes:
+        reading all of it would cost a streaming step as much as using it.
         """
         parts = (self.norm.scale, self.norm.bias, self.key_value.weight[:, ::8])
         words = [lax.bitcast_convert_type(lax.stop_gradient(p), jnp.uint8).ravel() for p in parts]
