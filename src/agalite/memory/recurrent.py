@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from agalite.memory.layers import matvec
+from agalite.ops.state import forget
 
 # cell(from_input (G,), from_hidden (G,), state) -> state; the hidden vector is state[0].
 Cell = Callable[[Array, Array, Any], Any]
@@ -39,13 +40,9 @@ def _run_cell(
     return _forward(cell, weight, bias, inputs, resets, start)
 
 
-def _forget(state: Any, reset: Array) -> Any:
-    return jax.tree.map(lambda s: jnp.where(reset, jnp.zeros_like(s), s), state)
-
-
 def _forward(cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any):
     def step(state: Any, x: tuple[Array, Array]) -> tuple[Any, Any]:
-        state = _forget(state, x[1])
+        state = forget(state, x[1])
         state = cell(x[0], matvec(weight, state[0]) + bias, state)
         return state, state
 
@@ -60,7 +57,7 @@ def _fwd(cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, s
 def _bwd(cell: Cell, saved: Any, dstates: Any):
     weight, bias, inputs, resets, start, states = saved
     before = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, states)
-    before = jax.vmap(_forget)(before, resets)
+    before = jax.vmap(forget)(before, resets)
     from_hidden = before[0] @ weight.T + bias
 
     def step(later: Any, x: Any):
@@ -68,7 +65,7 @@ def _bwd(cell: Cell, saved: Any, dstates: Any):
         _, vjp = jax.vjp(cell, inputs, from_hidden, before)
         dinputs, dhidden, dbefore = vjp(jax.tree.map(jnp.add, dstate, later))
         dbefore = (dbefore[0] + dhidden @ weight, *dbefore[1:])
-        return _forget(dbefore, reset), (dinputs, dhidden)
+        return forget(dbefore, reset), (dinputs, dhidden)
 
     zero = jax.tree.map(jnp.zeros_like, start)
     xs = (inputs, from_hidden, before, resets, dstates)
