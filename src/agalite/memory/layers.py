@@ -10,51 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
+from agalite.memory.product import product
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
-
-
-@jax.custom_vjp
-def matvec(w: Float[Array, "out in"], x: Float[Array, " in"]) -> Float[Array, " out"]:
-    """w x, reading w once where it lies.
-
-    A product with a matrix of one row would make XLA transpose w first, at every step of a stream.
-    A batch of vectors is an ordinary product of matrices again.
-    """
-    return _matvec(w, x)
-
-
-@jax.custom_batching.custom_vmap
-def _matvec(w: Array, x: Array) -> Array:
-    return w @ x
-
-
-@_matvec.def_vmap
-def _matvec_batched(_: int, batched: list[bool], w: Array, x: Array) -> tuple[Array, bool]:
-    match batched:
-        case [False, True]:
-            return x @ w.T, True
-        case [True, False]:
-            return jnp.einsum("boi,i->bo", w, x), True
-        case _:
-            return jnp.einsum("boi,bi->bo", w, x), True
-
-
-def _matvec_fwd(w: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _matvec(w, x), (w, x)
-
-
-def _matvec_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
-    w, x = saved
-    return d[:, None] * x, d @ w
-
-
-matvec.defvjp(_matvec_fwd, _matvec_bwd)
-
-
-def project(w: Float[Array, "out in"], x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-    """x w^T, for a sequence or for a single step."""
-    return matvec(w, x[0])[None] if x.shape[0] == 1 else x @ w.T
 
 
 class Linear(eqx.Module):
@@ -73,7 +31,7 @@ class Linear(eqx.Module):
         self.weight = jnp.concatenate(blocks)
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-        return project(self.weight, x)
+        return product(x, self.weight)
 
 
 class Dense(Linear):
@@ -101,10 +59,7 @@ class HeadsOut(eqx.Module):
         self.bias = jnp.zeros(d_model)
 
     def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T D"]:
-        if x.shape[0] == 1:
-            weight = self.weight.reshape(self.weight.shape[0], -1)
-            return matvec(weight, x.reshape(-1))[None] + self.bias
-        return jnp.einsum("thv,dhv->td", x, self.weight) + self.bias
+        return product(x, self.weight) + self.bias
 
 
 class HeadsIn(eqx.Module):
@@ -121,12 +76,7 @@ class HeadsIn(eqx.Module):
         self.weight = jnp.concatenate(blocks, axis=1)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
-        heads, width, d_model = self.weight.shape
-        if x.shape[0] == 1:
-            y = matvec(self.weight.reshape(-1, d_model), x[0])
-            return y.reshape(1, heads, width)
-        # Straight to (T, H, N): a reshape would make `vmap` move the batch in front of time.
-        return jnp.einsum("td,hnd->thn", x, self.weight)
+        return product(x, self.weight, outputs=2)
 
 
 class LayerNorm(eqx.Module):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from agalite.memory.layers import matvec
+from agalite.memory.product import product
 from agalite.ops.state import forget
 
 # cell(from_input (G,), from_hidden (G,), state) -> state; the hidden vector is state[0].
@@ -43,7 +43,7 @@ def _run_cell(
 def _forward(cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any):
     def step(state: Any, x: tuple[Array, Array]) -> tuple[Any, Any]:
         state = forget(state, x[1])
-        state = cell(x[0], matvec(weight, state[0]) + bias, state)
+        state = cell(x[0], product(state[0], weight) + bias, state)
         return state, state
 
     return lax.scan(step, start, (inputs, resets))[1]

@@ -1,0 +1,91 @@
+"""The one matrix product of the models, laid out the way the CPU's library wants it.
+
+`jnp.einsum` under `vmap` keeps time and batch as two axes. The gradient of a weight then sums over
+both, and XLA transposes all of the activations' gradient into a copy before it multiplies: as many
+bytes again, for every weight, many of them alive together. Here all rows are one axis, and nothing
+is copied. A single row, a step of a stream, reads the weights where they lie, on all cores.
+
+It is a primitive of its own, because only a primitive meets the batch before it is differentiated.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Float
+
+
+def product(
+    x: Float[Array, "..."], w: Float[Array, "..."], *, outputs: int = 1
+) -> Float[Array, "..."]:
+    """x (*rows, *inputs), w (*outputs, *inputs) -> x w^T (*rows, *outputs).
+
+    The first `outputs` axes of w are the result's; the others are summed over.
+    """
+    dtype = jnp.promote_types(x.dtype, w.dtype)
+    return _product(x.astype(dtype), w.astype(dtype), outputs, back=False)
+
+
+def _product(x: Array, w: Array, outputs: int, *, back: bool) -> Array:
+    """`back` sums over the outputs instead: x (*rows, *outputs) -> (*rows, *inputs)."""
+    return _primitive.bind(x, w, outputs=outputs, back=back)
+
+
+def _rows(x: Any, w: Any, outputs: int, back: bool) -> int:
+    """How many axes of x are rows."""
+    return x.ndim - (outputs if back else w.ndim - outputs)
+
+
+def _shape(x: Any, w: Any, outputs: int, back: bool) -> tuple[int, ...]:
+    kept = w.shape[outputs:] if back else w.shape[:outputs]
+    return (*x.shape[: _rows(x, w, outputs, back)], *kept)
+
+
+def _compute(x: Array, w: Array, *, outputs: int, back: bool) -> Array:
+    shape = _shape(x, w, outputs, back)
+    matrix = w.reshape(math.prod(w.shape[:outputs]), -1)
+    matrix = matrix if back else matrix.T
+    flat = x.reshape(-1, matrix.shape[0])
+    if flat.shape[0] == 1:
+        # XLA joins a product and the bias added to it into one kernel that transposes the weights
+        # first and runs on one core. It does not know how to do that to a difference.
+        return -((-flat) @ matrix).reshape(shape)
+    return (flat @ matrix).reshape(shape)
+
+
+def _correlate(d: Array, x: Array, w: Any, outputs: int) -> Array:
+    """Gradient of w: d (*rows, *outputs), x (*rows, *inputs)."""
+    flat = d.reshape(-1, math.prod(w.shape[:outputs]))
+    return (flat.T @ x.reshape(flat.shape[0], -1)).reshape(w.shape)
+
+
+def _gradient_of_x(d: Array, _: Any, w: Array, *, outputs: int, back: bool) -> Array:
+    return _product(d, w, outputs, back=not back)
+
+
+def _gradient_of_w(d: Array, x: Array, w: Any, *, outputs: int, back: bool) -> Array:
+    return _correlate(x, d, w.aval, outputs) if back else _correlate(d, x, w.aval, outputs)
+
+
+def _batch(args: tuple[Array, Array], axes: tuple[Any, Any], *, outputs: int, back: bool):
+    (x, w), (x_axis, w_axis) = args, axes
+    if w_axis is not None:  # a weight for each: nothing to share
+        return jax.vmap(partial(_compute, outputs=outputs, back=back), axes)(x, w), 0
+    # A batch is more rows, wherever it lies among them.
+    axis = min(x_axis, _rows(x, w, outputs, back) - 1)
+    return _product(jnp.moveaxis(x, x_axis, axis), w, outputs, back=back), axis
+
+
+_primitive = Primitive("row_product")
+_primitive.def_impl(jax.jit(_compute, static_argnames=("outputs", "back")))
+_primitive.def_abstract_eval(
+    lambda x, w, *, outputs, back: ShapedArray(_shape(x, w, outputs, back), x.dtype)
+)
+mlir.register_lowering(_primitive, mlir.lower_fun(_compute, multiple_results=False))
+ad.defbilinear(_primitive, _gradient_of_x, _gradient_of_w)
+batching.primitive_batchers[_primitive] = _batch
