@@ -19,7 +19,7 @@ def test_alone_it_says_what_there_is(capsys):
     out = capsys.readouterr().out
     for command in ("agalite models", "agalite bench throughput", "--help"):
         assert command in out
-    assert set(COMMANDS) == {"models", "bench"}
+    assert set(COMMANDS) == {"models", "envs", "bench"}
 
 
 def test_help_and_version(capsys):
@@ -42,12 +42,19 @@ def test_models_prints_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["frob"], "unknown command 'frob'; known: models, bench"),
+        (["frob"], "unknown command 'frob'; known: models, envs, bench"),
         (["bench", "frob"], "unknown command 'frob'; known: throughput"),
         (["models", "--input-size", "0"], "input_size=0 must be a whole number >= 1"),
-        (["bench", "throughput", "--rounds", "0"], "rounds=0 must be a whole number >= 1"),
-        (["bench", "throughput", "--no-models"], "nothing to measure"),
-        (["bench", "throughput", "--out", "/nowhere/x.json"], "'/nowhere' does not exist"),
+        (
+            ["bench", "throughput", "--models", "--rounds", "0"],
+            "rounds=0 must be a whole number >= 1",
+        ),
+        (["bench", "throughput"], "choose what to measure"),
+        (["envs", "sow"], "unknown command 'sow'; known: show"),
+        (
+            ["bench", "throughput", "--envs", "--out", "/nowhere/x.json"],
+            "'/nowhere' does not exist",
+        ),
     ],
 )
 def test_bad_input_is_answered_with_a_message_and_a_code(arguments, message):

@@ -261,3 +261,16 @@ def test_weights_in_float64_compute_in_float64():
         memory = cast(build("agalite"), jnp.float64)
         _, ys = memory.scan(memory.initial_state(), inputs(4)[0])
         assert ys.dtype == jnp.float64
+
+
+@every_model
+def test_refresh_with_the_same_weights_changes_nothing(row, compiled):
+    memory, scan, steps = compiled(row)
+    xs, resets = inputs(STEPS, seed=11)
+    used, _ = scan(memory.initial_state(), xs, resets)
+    fresh = memory.refresh(used)
+    assert jax.tree.structure(fresh) == jax.tree.structure(used)
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, used)
+    _, before = steps(used, xs, resets)
+    _, after = steps(fresh, xs, resets)
+    assert distance(after, before) < TOLERANCE

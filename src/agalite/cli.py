@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro.conf
+
 from agalite.process import with_huge_pages
 from agalite.version import __version__
 
@@ -24,11 +26,50 @@ class Models:
 
 
 @dataclass(frozen=True)
+class Envs:
+    """List the environments, with their spaces and limits."""
+
+    def run(self) -> None:
+        from agalite.envs import table
+
+        table.show()
+
+
+@dataclass(frozen=True)
+class EnvsShow:
+    """Write a moving picture of a random episode."""
+
+    name: tyro.conf.Positional[str]
+    """The environment: a name that `agalite envs` lists, or gym:<id>."""
+    out: Path
+    """The file to write: .gif, or .png for a strip of frames."""
+    seed: int = 0
+    steps: int = 500
+    """Stop after so many steps, if the episode has not ended."""
+    fps: float | None = None
+    """Frames a second; the environment's own speed if not given."""
+    set: tuple[str, ...] = ()
+    """Options of the environment, for example: --set corridor=20."""
+
+    def run(self) -> None:
+        from agalite.envs import show
+
+        show.show(
+            self.name, out=self.out, seed=self.seed, steps=self.steps, fps=self.fps,
+            options=self.set,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Throughput:
     """Measure speed and memory, as ratios taken in one run."""
 
-    models: bool = True
+    models: bool = False
     """The memory models: forward and backward over sequences, and one streaming step."""
+    envs: bool = False
+    """The environments: steps a second of random actions."""
+    craftax: bool = False
+    """With --envs: Craftax too, which compiles for minutes."""
     rounds: int = 20
     """How often each is timed; they take turns, so that a busy machine slows all alike."""
     out: Path | None = None
@@ -37,12 +78,20 @@ class Throughput:
     def run(self) -> None:
         from agalite.bench import throughput
 
-        throughput.run(models=self.models, rounds=self.rounds, out=self.out)
+        throughput.run(
+            models=self.models,
+            envs=self.envs,
+            craftax=self.craftax,
+            rounds=self.rounds,
+            out=self.out,
+        )
 
 
-# A command is a dataclass, its fields the options; a group of commands is a dictionary.
+# A command is a dataclass, its fields the options; a group of commands is a dictionary, "" in it
+# what the group does by itself.
 COMMANDS: dict[str, Any] = {
     "models": Models,
+    "envs": {"": Envs, "show": EnvsShow},
     "bench": {"throughput": Throughput},
 }
 
@@ -54,17 +103,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found, path = COMMANDS, ["agalite"]
     while isinstance(found, dict):
+        if "" in found and (not words or words[0].startswith("-")):
+            found = found[""]
+            break
         if not words or words[0] in ("-h", "--help"):
             print(_overview(found, path))
             return 0
         if words[0] not in found:
-            known = ", ".join(found)
+            known = ", ".join(filter(None, found))
             print(
                 f"{' '.join(path)}: unknown command {words[0]!r}; known: {known}", file=sys.stderr
             )
             return 2
         found = found[words[0]]
         path.append(words.pop(0))
+    # Only a process that was started for this command may be started again for it.
+    if arguments is None:
+        with_huge_pages()
     return _run(found, words, " ".join(path))
 
 
@@ -72,7 +127,6 @@ def _run(command: type, words: list[str], name: str) -> int:
     import tyro  # after the overview, which should come at once
 
     options = tyro.cli(command, args=words, prog=name)
-    with_huge_pages()
     try:
         options.run()
     except (ValueError, OSError) as error:
@@ -94,7 +148,7 @@ def _overview(group: dict[str, Any], path: list[str]) -> str:
 def _leaves(group: dict[str, Any], path: list[str]) -> list[tuple[str, type]]:
     out: list[tuple[str, type]] = []
     for name, found in group.items():
-        here = [*path, name]
+        here = [*path, name] if name else path
         out += _leaves(found, here) if isinstance(found, dict) else [(" ".join(here), found)]
     return out
 

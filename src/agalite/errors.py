@@ -129,3 +129,30 @@ def same_structure(name: str, value: object, expected: object) -> None:
         if dtype != wanted.dtype:
             leaf = jax.tree_util.keystr(path)
             raise ValueError(f"{name}{leaf} has dtype {dtype}; expected {wanted.dtype}")
+
+
+def integer_between(name: str, value: Any, low: int, high: int) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not low <= int(value) <= high:
+        raise ValueError(f"{name}={value!r} must be a whole number from {low} to {high}")
+
+
+def number(
+    name: str, value: Any, *, minimum: float, maximum: float = math.inf, above: bool = False
+) -> float:
+    """`value` as a float; finite, from `minimum` (with `above`, not that itself) to `maximum`."""
+    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    fits = real and minimum <= float(value) <= maximum and math.isfinite(value)
+    if not fits or (above and float(value) == minimum):
+        limit = "" if maximum == math.inf else f" and <= {maximum:g}"
+        sign = ">" if above else ">="
+        raise ValueError(f"{name}={value!r} must be a finite number {sign} {minimum:g}{limit}")
+    return float(value)
+
+
+def finite_number(name: str, value: Any) -> float:
+    """`value` as a float; it must be a finite real number of either sign."""
+    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not real or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+    return float(value)

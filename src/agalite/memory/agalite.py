@@ -119,6 +119,9 @@ class AGaLiTe(Stack):
         layers, h = super()._run_blocks(layers, h, resets)
         return self._pack(layers, state.signs), h
 
+    def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
+        return state  # sums of what was, whatever the weights are now
+
     @staticmethod
     def _layer_signs(signs: Array | None, layer: int) -> Array | None:
         """Layers draw different signs from the one key in the state."""

@@ -1,0 +1,225 @@
+"""`agalite bench throughput --models`: the models against their own matrix products.
+
+Training: forward and backward over 256 steps of 8 sequences at the paper's T-Maze size. The lower
+bound is the model's matrix products alone, the three that each weight takes part in, on the same
+number of rows. Streaming: one step at the size of the paper's latency appendix (12 layers, 8
+heads), against matrix-vector products that read as many weights once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+from rich.console import Console
+from rich.table import Table
+
+from agalite.bench.report import show_targets, write_results
+from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
+from agalite.memory import Memory, make_memory
+
+STEPS, BATCH, INPUT = 256, 8, 16
+
+TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
+    "agalite r=1": ("agalite", {}),
+    "agalite r=1 published": ("agalite", {"basis": "published"}),
+    "agalite r=7": ("agalite", {"r": 7}),
+    "agalite r=7 slots": ("agalite", {"r": 7, "basis": "slots"}),
+    "agalite r=1 associative, unfolded": ("agalite", {"method": "associative", "fold": False}),
+    "galite": ("galite", {}),
+    "linear": ("linear", {}),
+    "transformer-128": ("transformer", {"context": 128}),
+    "gtrxl-128": ("gtrxl", {"memory": 128}),
+    "gtrxl-256": ("gtrxl", {"memory": 256}),
+    "gru": ("gru", {}),
+    "lstm": ("lstm", {}),
+    "feedforward": ("feedforward", {}),
+}
+
+STREAMING_SIZE: dict[str, Any] = {
+    "d_model": 256,
+    "layers": 12,
+    "heads": 8,
+    "head_size": 64,
+    "ffn_size": 256,
+}
+
+
+def run(*, rounds: int, out: Path | None) -> None:
+    with progress_bar() as progress:
+        training = _training(rounds, progress)
+        streaming = _streaming(max(rounds, 50), progress)
+    console = Console()
+    console.print(_training_table(training))
+    console.print(_streaming_table(streaming))
+    targets = _targets(training, streaming)
+    show_targets(targets)
+    if out is not None:
+        write_results(
+            out,
+            {
+                "training": {name: _row(p) for name, p in training.items()},
+                "streaming": {name: _row(p) for name, p in streaming.items()},
+                "targets": targets,
+            },
+        )
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def gradient_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Gradient of a loss over (STEPS, BATCH, INPUT), time first, as a trainer would take it."""
+    weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+    start = jax.tree.map(lambda x: jnp.broadcast_to(x, (BATCH, *x.shape)), memory.initial_state())
+    xs = jax.random.normal(jax.random.key(1), (STEPS, BATCH, INPUT))
+    resets = jax.random.bernoulli(jax.random.key(2), 0.01, (STEPS, BATCH))
+
+    def loss(weights: Any, start: Any, xs: Array, resets: Array) -> Array:
+        scan = eqx.combine(weights, rest).scan
+        _, ys = jax.vmap(scan, in_axes=(0, 1, 1), out_axes=(0, 1))(start, xs, resets)
+        return jnp.mean(jnp.square(ys))
+
+    return jax.grad(loss), (weights, start, xs, resets)
+
+
+def products_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """For each weight (out, in) the three products of training, on STEPS * BATCH rows."""
+    matrices = [as_matrix(w) for w in weight_arrays(memory)]
+    key = jax.random.key(0)
+    inputs = [jax.random.normal(key, (STEPS * BATCH, w.shape[1])) for w in matrices]
+    gradients = [jax.random.normal(key, (STEPS * BATCH, w.shape[0])) for w in matrices]
+
+    def products(ws: list[Array], xs: list[Array], ds: list[Array]) -> list[Any]:
+        return [(x @ w.T, d @ w, d.T @ x) for w, x, d in zip(ws, xs, ds, strict=True)]
+
+    return products, (matrices, inputs, gradients)
+
+
+def weight_arrays(memory: Memory) -> list[Array]:
+    """The arrays that multiply activations; vectors and per-head biases do not."""
+    paths = jax.tree_util.tree_leaves_with_path(eqx.filter(memory, eqx.is_inexact_array))
+    return [x for path, x in paths if "weight" in jax.tree_util.keystr(path)]
+
+
+def as_matrix(w: Array) -> Array:
+    """(out, in): heads belong to whichever side has them."""
+    if w.ndim == 2:
+        return w
+    heads_first = w.shape[0] < w.shape[1]  # (H, N, D) projects into heads, (D, H, V) out of them
+    return w.reshape(-1, w.shape[-1]) if heads_first else w.reshape(w.shape[0], -1)
+
+
+def _training(rounds: int, progress: Any) -> dict[str, Program]:
+    task = progress.add_task("compiling", total=1 + len(TRAINING))
+    base = make_memory("agalite", INPUT)
+    function, args = products_of(base)
+    programs = {"products": compile_program("agalite's matrix products", function, *args)}
+    progress.advance(task)
+    for label, (name, options) in TRAINING.items():
+        function, args = gradient_of(make_memory(name, INPUT, **options))
+        programs[label] = compile_program(label, function, *args)
+        progress.advance(task)
+    take_turns(list(programs.values()), rounds, progress)
+    return programs
+
+
+# --- streaming ----------------------------------------------------------------------------------
+
+
+def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
+    memory = make_memory("agalite", STREAMING_SIZE["d_model"], **STREAMING_SIZE)
+    weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+    x = jnp.ones(memory.input_size)
+
+    def step(weights: Any, state: Any, x: Array) -> Any:
+        return eqx.combine(weights, rest).step(state, x, False)
+
+    key = jax.random.key(0)
+    rows = memory.parameter_count // 4096
+    whole = jax.random.normal(key, (rows, 4096))
+    chain = [as_matrix(w) for w in weight_arrays(memory)]
+
+    def chained(matrices: list[Array], x: Array) -> Array:
+        # Each product waits for the one before it, as the layers of a model do.
+        for w in matrices:
+            x = w @ jnp.resize(x, (w.shape[1],))
+        return x
+
+    programs = {
+        "one product": compile_program(
+            "one matrix-vector product, as many weights", lambda w, v: w @ v, whole, jnp.ones(4096)
+        ),
+        "chain": compile_program("the model's own products, in a chain", chained, chain, x),
+        "step": compile_program("agalite r=1, one step", step, weights, memory.initial_state(), x),
+    }
+    take_turns(list(programs.values()), rounds, progress)
+    return programs
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+def _targets(training: dict[str, Program], streaming: dict[str, Program]) -> list[dict[str, Any]]:
+    products, agalite = training["products"], training["agalite r=1"]
+    associative = training["agalite r=1 associative, unfolded"]
+    galite = training["galite"]
+
+    def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+        return {"what": what, "value": value, "limit": f"<= {limit:g}", "holds": value <= limit}
+
+    def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
+        return {"what": what, "value": value, "limit": f">= {limit:g}", "holds": value >= limit}
+
+    return [
+        at_least("associative, unfolded / agalite r=1", associative.ratio(agalite), 3),
+        *(
+            at_most(f"{name} / its matrix products", training[name].ratio(products), limit)
+            for name, limit in (
+                ("agalite r=1", 1.5),
+                ("agalite r=1 published", 1.5),
+                ("agalite r=7", 2.5),
+                ("agalite r=7 slots", 2.5),
+            )
+        ),
+        at_most("galite / agalite r=1", galite.ratio(agalite), 2),
+        at_most("galite, temporary memory in MB", galite.temporary_bytes / 1e6, 300),
+        at_most("step / one product", streaming["step"].ratio(streaming["one product"]), 1.2),
+        at_most("step / chained products", streaming["step"].ratio(streaming["chain"]), 1.2),
+    ]
+
+
+def _training_table(programs: dict[str, Program]) -> Table:
+    table = Table(title=f"Forward and backward, T={STEPS}, B={BATCH}, T-Maze size")
+    for column in ("program", "ms", "spread", "/ products", "temporary MB", "steps/s"):
+        table.add_column(column, justify="left" if column == "program" else "right")
+    for p in programs.values():
+        rate = STEPS * BATCH / (p.milliseconds / 1e3)
+        table.add_row(
+            p.name, f"{p.milliseconds:.1f}", f"{p.spread:.0%}",
+            f"{p.ratio(programs['products']):.2f}", f"{p.temporary_bytes / 1e6:.0f}",
+            f"{rate:,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _streaming_table(programs: dict[str, Program]) -> Table:
+    table = Table(title="One streaming step, batch 1, 12 layers, 8 heads, V=64, d=256")
+    for column in ("program", "ms", "spread", "/ one product"):
+        table.add_column(column, justify="left" if column == "program" else "right")
+    for p in programs.values():
+        ratio = p.ratio(programs["one product"])
+        table.add_row(p.name, f"{p.milliseconds:.2f}", f"{p.spread:.0%}", f"{ratio:.2f}")
+    return table
+
+
+def _row(p: Program) -> dict[str, Any]:
+    return {
+        "milliseconds": p.milliseconds,
+        "spread": p.spread,
+        "temporary_bytes": p.temporary_bytes,
+        "seconds": p.seconds,
+    }

@@ -1,0 +1,185 @@
+"""CartPole without its velocities: what is hidden must be put together over time."""
+
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
+
+from agalite import errors
+from agalite.envs import drawing
+from agalite.envs.world import World
+
+LEFT, RIGHT = range(2)
+
+# The constants of Gymnasium's CartPole-v1.
+_GRAVITY, _CART_MASS, _POLE_MASS, _POLE_HALF_LENGTH = 9.8, 1.0, 0.1, 0.5
+_FORCE, _SECONDS = 10.0, 0.02
+_MASS = _CART_MASS + _POLE_MASS
+_FURTHEST, _STEEPEST = 2.4, 12 * 2 * math.pi / 360
+_START = 0.05
+
+# No number JAX draws from the float32 normal distribution is larger (the largest is 5.42).
+_LARGEST_NORMAL = 6.0
+
+
+@struct.dataclass
+class CartPoleState(environment.EnvState):
+    time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
+    x: Float[Array, ""]
+    x_dot: Float[Array, ""]
+    theta: Float[Array, ""]
+    theta_dot: Float[Array, ""]
+
+
+@struct.dataclass
+class CartPoleParams(environment.EnvParams):
+    max_steps_in_episode: int = 500
+    noise: float = 0.0
+
+
+class MaskedCartPole(World[CartPoleState, CartPoleParams]):
+    """obs (2,) float32: the cart's position and the pole's angle; actions 0 left, 1 right.
+
+    Gymnasium's CartPole-v1 with the two velocities taken out of the observation (removed, not
+    set to zero: the paper allows "only positional information", as the POPGym task it
+    follows). The physics, the start and the ends are Gymnasium's: terminated when the cart is
+    further than 2.4 from the middle or the pole further than 12 degrees from upright,
+    truncated after `max_steps`; the paper names no limit, so it is CartPole-v1's 500. The
+    reward is 1 at every step, the last included. Any action but 1 pushes to the left.
+
+    The state may be float64 (under `jax.enable_x64`): the physics keeps its precision.
+    """
+
+    frames_a_second: ClassVar[int] = 50
+
+    def __init__(self, *, max_steps: int = 500) -> None:
+        errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        super().__init__(CartPoleParams(int(max_steps)))
+
+    def reset_env(
+        self, key: PRNGKeyArray, params: CartPoleParams
+    ) -> tuple[Float[Array, "2"], CartPoleState]:
+        del params
+        state = _start(_START * jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0))
+        return _positions(state), state
+
+    def step_env(
+        self,
+        key: PRNGKeyArray,
+        state: CartPoleState,
+        action: Int[Array, ""] | int | float,
+        params: CartPoleParams,
+    ) -> tuple[
+        Float[Array, "2"], CartPoleState, Float[Array, ""], Bool[Array, ""], dict[str, Array]
+    ]:
+        state = _move(state, jnp.asarray(action, jnp.int32))
+        obs = self.observe(key, state, action, params)
+        return obs, state, jnp.float32(1.0), self.is_terminated(state, params), {}
+
+    def observe(
+        self, key: PRNGKeyArray, state: CartPoleState, action: Any, params: CartPoleParams
+    ) -> Float[Array, "2"]:
+        del key, action, params
+        return _positions(state)
+
+    def is_terminated(self, state: CartPoleState, params: CartPoleParams) -> Bool[Array, ""]:
+        del params
+        return (jnp.abs(state.x) > _FURTHEST) | (jnp.abs(state.theta) > _STEEPEST)
+
+    @property
+    def num_actions(self) -> int:
+        return 2
+
+    def action_space(self, params: CartPoleParams | None = None) -> spaces.Discrete:
+        del params
+        return spaces.Discrete(2)
+
+    def observation_space(self, params: CartPoleParams | None = None) -> spaces.Box:
+        """Twice the limits, as Gymnasium has it, and room for the largest noise."""
+        noise = (self.default_params if params is None else params).noise
+        limits = np.array([2 * _FURTHEST, 2 * _STEEPEST], np.float32)
+        high: Any = limits + _LARGEST_NORMAL * noise
+        return spaces.Box(-high, high, (2,), jnp.float32)
+
+    def render(
+        self, state: CartPoleState, params: CartPoleParams | None = None
+    ) -> UInt8[Array, "200 300 3"]:
+        """The cart and the whole pole as they are, velocities and noise aside."""
+        del params
+        return _picture(state)
+
+
+class NoisyMaskedCartPole(MaskedCartPole):
+    """obs (2,) float32: as `MaskedCartPole`, plus normal noise of standard deviation `noise`.
+
+    Every observation has its own noise, the first of an episode included, drawn from the key;
+    the state has none. Nothing is clipped. Noise 0 is `MaskedCartPole`'s task.
+    """
+
+    def __init__(self, noise: float = 0.1, *, max_steps: int = 500) -> None:
+        super().__init__(max_steps=max_steps)
+        self._params = self._params.replace(noise=errors.number("noise", noise, minimum=0.0))
+
+    def reset_env(
+        self, key: PRNGKeyArray, params: CartPoleParams
+    ) -> tuple[Float[Array, "2"], CartPoleState]:
+        # One draw for both: a normal number is the inverse error function of a uniform one.
+        # The interval is open at -1, where that function is infinite.
+        low = jnp.nextafter(jnp.float32(-1.0), jnp.float32(0.0))
+        draw = jax.random.uniform(key, (6,), jnp.float32, low, 1.0)
+        state = _start(_START * draw[:4])
+        normal = math.sqrt(2.0) * jax.lax.erf_inv(draw[4:])
+        return _positions(state) + params.noise * normal, state
+
+    def observe(
+        self, key: PRNGKeyArray, state: CartPoleState, action: Any, params: CartPoleParams
+    ) -> Float[Array, "2"]:
+        del action
+        return _positions(state) + params.noise * jax.random.normal(key, (2,), jnp.float32)
+
+
+def _start(values: Float[Array, "4"]) -> CartPoleState:
+    x, x_dot, theta, theta_dot = values
+    return CartPoleState(time=jnp.int32(0), x=x, x_dot=x_dot, theta=theta, theta_dot=theta_dot)
+
+
+def _positions(state: CartPoleState) -> Float[Array, "2"]:
+    return jnp.stack([state.x, state.theta]).astype(jnp.float32)
+
+
+def _move(state: CartPoleState, action: Int[Array, ""]) -> CartPoleState:
+    """One explicit Euler step: positions move by the velocities of before."""
+    force = jnp.where(action == RIGHT, _FORCE, -_FORCE).astype(state.x.dtype)
+    cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
+    pole = _POLE_MASS * _POLE_HALF_LENGTH
+    push = (force + pole * state.theta_dot**2 * sin) / _MASS
+    theta_acc = (_GRAVITY * sin - cos * push) / (
+        _POLE_HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos**2 / _MASS)
+    )
+    x_acc = push - pole * theta_acc * cos / _MASS
+    return CartPoleState(
+        time=state.time + 1,
+        x=state.x + _SECONDS * state.x_dot,
+        x_dot=state.x_dot + _SECONDS * x_acc,
+        theta=state.theta + _SECONDS * state.theta_dot,
+        theta_dot=state.theta_dot + _SECONDS * theta_acc,
+    )
+
+
+def _picture(state: CartPoleState) -> UInt8[Array, "200 300 3"]:
+    height, width, track = 200, 300, 150.0
+    metre = width / (2 * _FURTHEST)
+    x = width / 2 + metre * state.x.astype(jnp.float32)
+    theta = state.theta.astype(jnp.float32)
+    axle, length = track - 20.0, 2 * _POLE_HALF_LENGTH * metre
+    tip_x, tip_y = x + length * jnp.sin(theta), axle - length * jnp.cos(theta)
+    frame = drawing.blank(height, width, (255, 255, 255))
+    frame = drawing.line(frame, 0.0, track, float(width), track, 2.0, (120, 120, 120))
+    frame = drawing.rectangle(frame, x - 25, track - 28, x + 25, track, (40, 44, 52))
+    frame = drawing.line(frame, x, axle, tip_x, tip_y, 8.0, (202, 152, 101))
+    return drawing.circle(frame, x, axle, 4.0, (129, 132, 203))

@@ -1,0 +1,104 @@
+"""`agalite envs show`: a random episode as a moving picture."""
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from agalite import errors
+from agalite.envs import picture
+from agalite.envs.registry import GYMNASIUM, make
+
+SLOWEST = 8.0  # frames a second; a world's own speed is for people who play it
+
+
+def show(
+    name: str, *, out: Path, seed: int, steps: int, fps: float | None, options: Sequence[str]
+) -> None:
+    errors.integer("steps", steps, minimum=1)
+    errors.integer("seed", seed, minimum=0)
+    if fps is not None and not 0 < fps <= 100:
+        raise ValueError(f"fps={fps!r} must be above 0 and at most 100")
+    picture.check_path(out)
+    chosen = parse_options(options)
+    usual = 30.0
+    if name.startswith(GYMNASIUM):
+        frames, total, why = _gymnasium_episode(name, chosen, seed, steps)
+    else:
+        world = make(name, **chosen)
+        usual = max(SLOWEST, getattr(world, "frames_a_second", usual))
+        frames, total, why = _world_episode(world, seed, steps)
+    picture.write(frames, out, fps=fps or usual)
+    Console().print(
+        f"{name}: {len(frames) - 1} steps of random actions, return {total:.2f}, {why}; "
+        f"written to {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """["corridor=20", ...] -> {"corridor": 20, ...}; what is no Python value is text."""
+    options = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"option {word!r} must look like NAME=VALUE, for example corridor=20")
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
+
+
+def _world_episode(world: Any, seed: int, steps: int) -> tuple[list[np.ndarray], float, str]:
+    params = world.default_params
+    space = world.action_space(params)
+
+    @jax.jit
+    def begin(key: jax.Array) -> Any:
+        state = world.reset_env(key, params)[1]
+        return state, world.render(state, params)
+
+    @jax.jit
+    def step(key: jax.Array, state: Any) -> Any:
+        choose, move = jax.random.split(key)
+        action = space.sample(choose)
+        _, state, reward, terminated, _ = world.step_env(move, state, action, params)
+        truncated = world.is_truncated(state, params)
+        return state, world.render(state, params), reward, terminated, truncated
+
+    key = jax.random.key(seed)
+    state, frame = begin(jax.random.fold_in(key, 0))
+    frames, total, why = [np.asarray(frame)], 0.0, "stopped before its end"
+    for i in track(range(steps), description="playing", transient=True):
+        state, frame, reward, terminated, truncated = step(jax.random.fold_in(key, i + 1), state)
+        frames.append(np.asarray(frame))
+        total += float(reward)
+        if terminated or truncated:
+            why = "ended" if terminated else "stopped by the time limit"
+            break
+    return frames, total, why
+
+
+def _gymnasium_episode(
+    name: str, options: dict[str, Any], seed: int, steps: int
+) -> tuple[list[np.ndarray], float, str]:
+    vector: Any = make(name, **{"render_mode": "rgb_array", "seed": seed, **options, "count": 1})
+    with vector:
+        vector.reset()
+        vector.action_space.seed(seed)
+        frames, total, why = [vector.render()], 0.0, "stopped before its end"
+        for _ in track(range(steps), description="playing", transient=True):
+            result = vector.step(np.asarray(vector.action_space.sample())[None])
+            total += float(result.reward[0])
+            if result.terminated[0] or result.truncated[0]:  # a frame would be of the next episode
+                why = "ended" if result.terminated[0] else "stopped by the time limit"
+                break
+            frames.append(vector.render())
+    return frames, total, why
