@@ -106,7 +106,7 @@ class GRUGate(eqx.Module):
         self.from_y = Linear(size, [size] * 3, key=a)
         self.from_x = Linear(size, [size] * 2, key=b)
         self.candidate = Linear(size, [size], key=c)
-        self.bias = jnp.full(size, 2.0)
+        self.bias = jnp.full(size, 2.0, jnp.float32)
 
     def __call__(self, x: Float[Array, "T D"], y: Float[Array, "T D"]) -> Float[Array, "T D"]:
         y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
