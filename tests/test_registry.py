@@ -45,6 +45,11 @@ def test_options_reach_the_environment():
         ("tmaze", {"corridor": 1}, "corridor=1"),
         ("tmaze", {"corridor": 257}, "corridor=257"),
         ("gym:", {}, "lacks the id"),
+        (["a"], {}, "is unknown"),
+        ("mystery-path-grid", {"max_steps": 2**31}, "max_steps=2147483648"),
+        ("mystery-path-grid", {"reward_step": 1e39}, "reward_step=1e[+]39 must be a finite number"),
+        ("mystery-path", {"reward_goal": 10**400}, "reward_goal=1000"),
+        ("noisy-masked-cartpole", {"noise": 1e38}, "noise=1e[+]38"),
         ("gym:CartPoll-v1", {}, "CartPoll"),
         ("gym:CartPole-v1", {"count": 0}, "count=0 must be a whole number >= 1"),
     ],
@@ -62,13 +67,13 @@ def test_any_gymnasium_environment_comes_in():
         assert step.reward.shape == (3,)
 
 
-def test_what_is_not_installed_says_what_to_install(monkeypatch):
+def test_what_is_not_installed_says_what_to_install(monkeypatch, capsys):
     absent = dataclasses.replace(ENVIRONMENTS["tmaze"], needs=("no_such_package",), extra="envs")
     monkeypatch.setitem(ENVIRONMENTS, "tmaze", absent)
     with pytest.raises(ValueError, match=r'no_such_package is not installed: pip install "agalite'):
         make("tmaze")
-    row = next(row for row in table.rows() if row[0] == "tmaze")
-    assert 'pip install "agalite[envs]"' in row
+    table.show()
+    assert 'tmaze needs: pip install "agalite[envs]"\n' in capsys.readouterr().out
 
 
 def test_the_table_lists_all_with_spaces_and_limits(capsys):
@@ -79,6 +84,8 @@ def test_the_table_lists_all_with_spaces_and_limits(capsys):
     table.show()
     out = capsys.readouterr().out
     assert all(name in out for name in rows), "names are never cut short"
+    assert "Discrete(43)" in out
+    assert "…" not in out
 
 
 def test_the_envs_are_listed_without_importing_them_all():
@@ -92,7 +99,7 @@ def test_the_envs_are_listed_without_importing_them_all():
         "except ValueError as e: print(e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'gymnax, gymnasium is not installed: pip install "agalite[envs]"' in done.stdout
+    assert 'gymnax, gymnasium are not installed: pip install "agalite[envs]"' in done.stdout
 
 
 @pytest.mark.parametrize("name", ["tmaze", "mystery-path-grid"])
@@ -118,6 +125,8 @@ def test_the_picture_is_the_same_for_the_same_seed(tmp_path):
     [
         (["tmaze", "--out", "x.mov"], "must end in .gif or .png"),
         (["tmaze", "--out", "/nowhere/x.gif"], "'/nowhere' does not exist"),
+        (["tmaze", "--out", "/proc/x.gif"], "out='/proc/x.gif' cannot be written"),
+        (["tmaze", "--out", "x.gif", "--seed", "99999999999999999999"], "seed=9999"),
         (["nope", "--out", "x.gif"], "name='nope' is unknown"),
         (["tmaze", "--out", "x.gif", "--set", "corridor"], "must look like NAME=VALUE"),
         (["tmaze", "--out", "x.gif", "--set", "corridor=1000"], "corridor=1000"),

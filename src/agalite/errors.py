@@ -137,22 +137,37 @@ def integer_between(name: str, value: Any, low: int, high: int) -> None:
         raise ValueError(f"{name}={value!r} must be a whole number from {low} to {high}")
 
 
+# What the arrays can hold; beyond it a number would quietly become infinite.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 def number(
-    name: str, value: Any, *, minimum: float, maximum: float = math.inf, above: bool = False
+    name: str, value: Any, *, minimum: float, maximum: float = _LARGEST, above: bool = False
 ) -> float:
     """`value` as a float; finite, from `minimum` (with `above`, not that itself) to `maximum`."""
-    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    fits = real and minimum <= float(value) <= maximum and math.isfinite(value)
-    if not fits or (above and float(value) == minimum):
-        limit = "" if maximum == math.inf else f" and <= {maximum:g}"
+    fits = _is_real(value) and minimum <= value <= maximum
+    if not fits or (above and value == minimum):
         sign = ">" if above else ">="
-        raise ValueError(f"{name}={value!r} must be a finite number {sign} {minimum:g}{limit}")
+        limit = "" if maximum == _LARGEST else f" and <= {maximum:g}"
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
+        )
     return float(value)
 
 
 def finite_number(name: str, value: Any) -> float:
     """`value` as a float; it must be a finite real number of either sign."""
-    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not real or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} must be a finite number")
+    if not _is_real(value) or not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
+        )
     return float(value)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

@@ -123,7 +123,9 @@ class NoisyMaskedCartPole(MaskedCartPole):
 
     def __init__(self, noise: float = 0.1, *, max_steps: int = 500) -> None:
         super().__init__(max_steps=max_steps)
-        self._params = self._params.replace(noise=errors.number("noise", noise, minimum=0.0))
+        self._params = self._params.replace(
+            noise=errors.number("noise", noise, minimum=0.0, maximum=1e30)
+        )
 
     def reset_env(
         self, key: PRNGKeyArray, params: CartPoleParams

@@ -50,7 +50,7 @@ class _Symbolic(World[CraftaxState, CraftaxParams]):
     _game_class: ClassVar[str]
 
     def __init__(self, max_steps: int, options: dict[str, Any]) -> None:
-        errors.integer("max_steps", max_steps, minimum=1)
+        errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
         module = _import(f"{self._package}.envs.craftax_symbolic_env")
         self._game = getattr(module, self._game_class)()
         game = _with_options(self._game.default_params, options)
@@ -170,7 +170,7 @@ def _import(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"Craftax needs a package that is not installed ({error.name}): "
-            'pip install "agalite[craftax]"',
+            'pip install "agalite[envs,craftax]"',
             name=error.name,
         ) from error
 

@@ -217,7 +217,7 @@ def _check_scale(agent_scale: float) -> float:
 def _checked(
     max_steps: int, cardinal_origin_choice: Sequence[int], **options: Any
 ) -> MysteryPathParams:
-    errors.integer("max_steps", max_steps, minimum=1)
+    errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
     sides = _sides(cardinal_origin_choice)
     checked: dict[str, Any] = {}
     for name, value in options.items():

@@ -17,6 +17,18 @@ def check_path(out: Path) -> None:
         raise ValueError(f"out={str(out)!r} must end in {' or '.join(FORMATS)}")
     if not out.parent.is_dir():
         raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
+    if out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a folder; name a file")
+    partial = _partial(out)
+    try:
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r} cannot be written: {error.strerror}") from error
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
 
 
 def write(frames: Sequence[UInt8[np.ndarray, "height width 3"]], out: Path, *, fps: float) -> None:
@@ -27,7 +39,7 @@ def write(frames: Sequence[UInt8[np.ndarray, "height width 3"]], out: Path, *, f
     if len(frames) == 0:
         raise ValueError("there are no frames to write")
     large = [_enlarge(frame) for frame in frames]
-    partial = out.with_name(f".{out.name}.partial")  # written whole or not at all
+    partial = _partial(out)  # written whole or not at all
     try:
         with partial.open("wb") as file:
             if out.suffix.lower() == ".png":

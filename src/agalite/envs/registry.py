@@ -39,7 +39,8 @@ class Environment:
     def load(self) -> type["World[Any, Any]"]:
         missing = self.missing()
         if missing:
-            raise ValueError(f"{', '.join(missing)} is not installed: {self.installation}")
+            verb = "is" if len(missing) == 1 else "are"
+            raise ValueError(f"{', '.join(missing)} {verb} not installed: {self.installation}")
         module, name = self.place.split(":")
         return getattr(importlib.import_module(module), name)
 
@@ -77,7 +78,7 @@ def make(name: str, **options: Any) -> "World[Any, Any] | GymnasiumVector":
     """
     if isinstance(name, str) and name.startswith(GYMNASIUM):
         return _from_gymnasium(name.removeprefix(GYMNASIUM), options)
-    if name not in ENVIRONMENTS:
+    if not isinstance(name, str) or name not in ENVIRONMENTS:
         raise ValueError(
             f"name={name!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
         )

@@ -14,25 +14,34 @@ from agalite import errors
 from agalite.envs import picture
 from agalite.envs.registry import GYMNASIUM, make
 
+LONGEST = 1000  # steps, where nobody says how many
 SLOWEST = 8.0  # frames a second; a world's own speed is for people who play it
 
 
 def show(
-    name: str, *, out: Path, seed: int, steps: int, fps: float | None, options: Sequence[str]
+    name: str,
+    *,
+    out: Path,
+    seed: int,
+    steps: int | None,
+    fps: float | None,
+    options: Sequence[str],
 ) -> None:
-    errors.integer("steps", steps, minimum=1)
-    errors.integer("seed", seed, minimum=0)
+    if steps is not None:
+        errors.integer("steps", steps, minimum=1)
+    errors.integer_between("seed", seed, 0, 2**32 - 1)
     if fps is not None and not 0 < fps <= 100:
         raise ValueError(f"fps={fps!r} must be above 0 and at most 100")
     picture.check_path(out)
     chosen = parse_options(options)
     usual = 30.0
     if name.startswith(GYMNASIUM):
-        frames, total, why = _gymnasium_episode(name, chosen, seed, steps)
+        frames, total, why = _gymnasium_episode(name, chosen, seed, steps or LONGEST)
     else:
-        world = make(name, **chosen)
+        world: Any = make(name, **chosen)
         usual = max(SLOWEST, getattr(world, "frames_a_second", usual))
-        frames, total, why = _world_episode(world, seed, steps)
+        limit = int(world.default_params.max_steps_in_episode)
+        frames, total, why = _world_episode(world, seed, steps or min(limit, LONGEST))
     picture.write(frames, out, fps=fps or usual)
     Console().print(
         f"{name}: {len(frames) - 1} steps of random actions, return {total:.2f}, {why}; "

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agalite.envs.registry import ENVIRONMENTS, make
 
@@ -13,7 +14,7 @@ def rows() -> list[tuple[str, str, str, str, str, str]]:
     out = []
     for name, environment in ENVIRONMENTS.items():
         if environment.missing():
-            row = ("not installed:", environment.installation, "")
+            row = ("not installed", "", "")
         else:
             row = _spaces(make(name))
         out.append((name, *row, environment.extra, environment.summary))
@@ -28,16 +29,33 @@ def _spaces(world: Any) -> tuple[str, str, str]:
     return describe(observation), describe(action), str(int(params.max_steps_in_episode))
 
 
+COLUMNS = ("name", "observation", "actions", "limit", "extra", "what it is")
+ROOM = 120  # columns that the table needs
+
+
 def show() -> None:
-    table = Table(title="Environments")
-    for column in ("name", "observation", "actions", "limit", "extra", "what it is"):
-        table.add_column(
-            column, justify="right" if column == "limit" else "left", no_wrap=column == "name"
-        )
-    for row in rows():
-        table.add_row(*row)
     console = Console()
-    console.print(table)
+    if not console.is_terminal:  # a file or a pipe is as wide as it must be
+        console = Console(width=max(ROOM, console.width))
+    if console.width >= ROOM:
+        table = Table(title="Environments")
+        for column in COLUMNS:
+            table.add_column(
+                column, justify="right" if column == "limit" else "left", overflow="fold",
+                no_wrap=column == "name",
+            )  # fmt: skip
+        for row in rows():
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    else:
+        for name, *rest in rows():
+            console.print(Text(name, style="bold"))
+            for column, cell in zip(COLUMNS[1:], rest, strict=True):
+                if cell:
+                    console.print(Text(f"  {column}: {cell}"), soft_wrap=True)
+    for name, environment in ENVIRONMENTS.items():
+        if environment.missing():
+            console.print(Text(f"{name} needs: {environment.installation}"), soft_wrap=True)
     console.print(
         "gym:<id> is any Gymnasium environment, for example gym:CartPole-v1.\n"
         "agalite envs show NAME --out episode.gif makes a picture of one.",

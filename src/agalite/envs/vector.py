@@ -24,6 +24,8 @@ class Vector:
 
     def __init__(self, env: Environment, count: int) -> None:
         errors.integer("count", count, minimum=1)
+        if not isinstance(env, Environment):
+            raise ValueError(f"env={env!r} must be a gymnax environment; make(name) makes one")
         self.env = env
         self.count = count
         self._amortise = bool(getattr(env, "costly_reset", False)) and count > 1
@@ -47,6 +49,11 @@ class Vector:
         Where an episode ended, `obs` is the first of the next one and
         `info["final_observation"]` the last of the old one.
         """
+        for leaf in jax.tree.leaves(actions):
+            if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != self.count:
+                raise ValueError(
+                    f"actions has shape {jnp.shape(leaf)}; expected ({self.count}, ...)"
+                )
         keys = jax.random.split(key, self.count)
         if not self._amortise:
             return jax.vmap(lambda k, s, a: self.env.step(k, s, a))(keys, state, actions)
