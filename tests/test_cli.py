@@ -19,7 +19,7 @@ def test_alone_it_says_what_there_is(capsys):
     out = capsys.readouterr().out
     for command in ("agalite models", "agalite bench throughput", "--help"):
         assert command in out
-    assert set(COMMANDS) == {"models", "envs", "bench"}
+    assert set(COMMANDS) == {"models", "envs", "train", "resume", "eval", "plot", "bench"}
 
 
 def test_help_and_version(capsys):
@@ -42,7 +42,7 @@ def test_models_prints_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["frob"], "unknown command 'frob'; known: models, envs, bench"),
+        (["frob"], "unknown command 'frob'; known: models, envs, train"),
         (["bench", "frob"], "unknown command 'frob'; known: throughput"),
         (["models", "--input-size", "0"], "input_size=0 must be a whole number >= 1"),
         (

@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro.conf
 
-from agalite.process import with_huge_pages
+from agalite.process import Stopped, with_huge_pages
 from agalite.version import __version__
 
 
@@ -44,8 +44,8 @@ class EnvsShow:
     out: Path
     """The file to write: .gif, or .png for a strip of frames."""
     seed: int = 0
-    steps: int = 500
-    """Stop after so many steps, if the episode has not ended."""
+    steps: int | None = None
+    """Stop after so many steps, if the episode has not ended; 1000 if not given."""
     fps: float | None = None
     """Frames a second; the environment's own speed if not given."""
     set: tuple[str, ...] = ()
@@ -58,6 +58,130 @@ class EnvsShow:
             self.name, out=self.out, seed=self.seed, steps=self.steps, fps=self.fps,
             options=self.set,
         )  # fmt: skip
+
+
+class Train:
+    """Train an agent that remembers."""
+
+    @staticmethod
+    def main(words: list[str], name: str) -> None:
+        """Which options there are depends on the environment, the model and the algorithm."""
+        import time
+
+        # Before the environments are looked at: the first of them wakes JAX up.
+        use_devices(_whole_number(words, "--devices"), _whole_number(words, "--seeds") or 1)
+        from agalite.training import options
+
+        choices, config = options.parse(words, name)
+        folder = choices.out or Path("runs") / (
+            f"{config.env}-{config.memory}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
+        from agalite.training.train import train
+
+        print(f"training into {folder}", file=sys.stderr)
+        _report(train(config, folder))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest checkpoint, to the same end."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """The folder of the run."""
+    devices: int | None = None
+    """CPU devices to spread the seeds over."""
+
+    def run(self) -> None:
+        from agalite.training.run import Run
+
+        use_devices(self.devices, int(Run.open(self.run_folder).config.get("seeds", 1)))
+        from agalite.training.train import resume
+
+        _report(resume(self.run_folder))
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play whole episodes with a trained agent and say how good it is."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """The folder of the run."""
+    episodes: int = 100
+    greedy: bool = False
+    """Take the likeliest action instead of a sampled one."""
+    best: bool = False
+    """Use the best checkpoint instead of the newest."""
+    seed: int = 0
+    """Of the episodes."""
+    seed_number: int = 0
+    """Which of the run's seeds to use: 0 is the first."""
+    together: int = 64
+    """Environments that play side by side."""
+    video: Path | None = None
+    """Also write one episode to this .gif, or .png as a strip of frames."""
+
+    def run(self) -> None:
+        from agalite.training import report
+
+        report.evaluation(
+            self.run_folder, episodes=self.episodes, greedy=self.greedy, best=self.best,
+            seed=self.seed, seed_number=self.seed_number, together=self.together, video=self.video,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw the learning curves of one or several runs."""
+
+    run_folders: tyro.conf.Positional[tuple[Path, ...]]
+    """The folders of the runs."""
+    out: Path = Path("curve.png")
+    """The file to write: .png or .svg."""
+    metric: str = "charts/episodic_return"
+    """A column of metrics.csv."""
+
+    def run(self) -> None:
+        from agalite.training import plots
+
+        if not self.run_folders:
+            raise ValueError("name at least one folder of a run")
+        plots.curve(list(self.run_folders), self.out, metric=self.metric)
+        print(f"written to {self.out}")
+
+
+def use_devices(devices: int | None, seeds: int) -> None:
+    """A CPU device for each seed, up to the cores; must come before JAX wakes up."""
+    import os
+
+    import jax
+
+    from agalite import errors
+
+    if devices is not None:
+        errors.integer("devices", devices, minimum=1)
+    elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = devices or max(n for n in range(1, (cores or 1) + 1) if seeds % n == 0)
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def _whole_number(words: list[str], option: str) -> int | None:
+    """The value of an option, if it has one; whether it is a good one is found out later."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        text = value if equals else following
+        if name == option and text.replace("_", "").isdigit():
+            return int(text)
+    return None
+
+
+def _report(run: Any) -> None:
+    summary = run.read_summary() or {}
+    for name, value in sorted(summary.get("last_tenth", {}).items()):
+        print(f"{name.removeprefix('charts/'):<24} {value:,.3f}   (mean of the last tenth)")
+    print(f"{'steps':<24} {summary.get('steps', 0):,}")
+    print(f"{'curve':<24} {run.curve_path}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +216,10 @@ class Throughput:
 COMMANDS: dict[str, Any] = {
     "models": Models,
     "envs": {"": Envs, "show": EnvsShow},
+    "train": Train,
+    "resume": Resume,
+    "eval": Eval,
+    "plot": Plot,
     "bench": {"throughput": Throughput},
 }
 
@@ -126,9 +254,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: type, words: list[str], name: str) -> int:
     import tyro  # after the overview, which should come at once
 
-    options = tyro.cli(command, args=words, prog=name)
     try:
-        options.run()
+        if hasattr(command, "main"):
+            command.main(words, name)
+        else:
+            tyro.cli(command, args=words, prog=name).run()
+    except Stopped as stopped:
+        print(f"{name}: {stopped}; all is saved: agalite resume", file=sys.stderr)
+        return stopped.code
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """How this process uses the machine."""
 
 import os
+import signal
 import sys
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
@@ -20,3 +21,11 @@ def with_huge_pages() -> None:
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, _TUNABLE]))
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class Stopped(Exception):
+    """Somebody asked the work to stop, and all is saved. `code` is for the shell."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.code = 128 + number

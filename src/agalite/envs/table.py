@@ -13,10 +13,7 @@ def rows() -> list[tuple[str, str, str, str, str, str]]:
     """(name, observation, actions, steps an episode may last, extra, what it is) of each."""
     out = []
     for name, environment in ENVIRONMENTS.items():
-        if environment.missing():
-            row = ("not installed", "", "")
-        else:
-            row = _spaces(make(name))
+        row = ("not installed", "", "") if environment.missing() else _spaces(make(name))
         out.append((name, *row, environment.extra, environment.summary))
     return out
 

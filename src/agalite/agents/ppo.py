@@ -1,0 +1,116 @@
+"""Proximal policy optimisation (Schulman et al., 2017) over sequences with their memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, PyTree
+
+from agalite import errors
+from agalite.agents.a2c import adam, check_common
+from agalite.agents.batch import Batch, descend, into_sequences, recompute
+from agalite.agents.returns import gae
+from agalite.agents.rollout import Rollout
+from agalite.nets.actor_critic import ActorCritic
+
+
+@dataclass(frozen=True)
+class PPO:
+    """The defaults are the paper's for Mystery Path."""
+
+    learning_rate: float = 2.5e-4
+    discount: float = 0.99
+    lam: float = 0.95
+    """Lambda of the advantages: 0 trusts the critic, 1 the rewards."""
+    entropy: float = 3e-3
+    """Weight of the entropy bonus."""
+    value: float = 0.5
+    """Weight of the critic's loss."""
+    max_gradient_norm: float = 4.0
+    epochs: int = 3
+    """How often each rollout is gone through."""
+    minibatches: int = 8
+    """Parts that its sequences are dealt into, anew in every epoch."""
+    clip: float = 0.2
+    """How far the policy's ratio may move before its gradient stops."""
+    value_clip: float | None = None
+    """The same for the critic's change; None: not clipped."""
+    normalise_advantages: bool = True
+    """Zero mean and unit variance within each minibatch."""
+    anneal_learning_rate: bool = False
+    """Let the learning rate fall to zero over the run."""
+    anneal_entropy: bool = False
+    """Let the entropy bonus fall to zero over the run."""
+
+    def __post_init__(self) -> None:
+        check_common(self)
+        errors.integer("epochs", self.epochs, minimum=1)
+        errors.integer("minibatches", self.minibatches, minimum=1)
+        errors.number("clip", self.clip, minimum=0.0, above=True)
+        if self.value_clip is not None:
+            errors.number("value_clip", self.value_clip, minimum=0.0, above=True)
+        errors.boolean("normalise_advantages", self.normalise_advantages)
+
+    def optimiser(self, updates: int) -> optax.GradientTransformation:
+        return adam(self, updates * self.epochs * self.minibatches)
+
+    def learn(
+        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
+        rollout: Rollout, starts: PyTree[Array], length: int, key: Array,
+        remaining: Float[Array, ""],
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
+        """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
+        advantages = gae(
+            rollout.rewards, rollout.values, rollout.next_values, rollout.ends,
+            discount=self.discount, lam=self.lam,
+        )  # fmt: skip
+        batch = into_sequences(rollout, starts, advantages, length)
+        bonus = self.entropy * (remaining if self.anneal_entropy else jnp.ones(()))
+        sequences = batch.resets.shape[1]
+        weights, rest = eqx.partition(model, eqx.is_array)  # a loop carries arrays only
+
+        def part(carry: tuple[Any, Any], rows: Array):
+            weights, memory = carry
+            model, memory, metrics = descend(
+                eqx.combine(weights, rest), optimiser, memory,
+                lambda m, b: self.loss(m, b, bonus), batch.take(rows),
+            )  # fmt: skip
+            return (eqx.filter(model, eqx.is_array), memory), metrics
+
+        def epoch(carry: tuple[Any, Any], key: Array):
+            deal = jax.random.permutation(key, sequences).reshape(self.minibatches, -1)
+            return lax.scan(part, carry, deal)
+
+        carry, metrics = lax.scan(epoch, (weights, memory), jax.random.split(key, self.epochs))
+        return eqx.combine(carry[0], rest), carry[1], jax.tree.map(jnp.mean, metrics)
+
+    def loss(
+        self, model: ActorCritic, batch: Batch, bonus: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        new = recompute(model, batch)
+        advantages = batch.advantages
+        if self.normalise_advantages:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = new.log_probs - batch.log_probs
+        ratio = jnp.exp(log_ratio)
+        clipped = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
+        policy = -jnp.mean(jnp.minimum(ratio * advantages, clipped * advantages))
+        error = jnp.square(new.values - batch.targets)
+        if self.value_clip is not None:
+            change = jnp.clip(new.values - batch.values, -self.value_clip, self.value_clip)
+            error = jnp.maximum(error, jnp.square(batch.values + change - batch.targets))
+        value = 0.5 * jnp.mean(error)
+        entropy = jnp.mean(new.entropy)
+        metrics = {
+            "losses/policy_loss": policy,
+            "losses/value_loss": value,
+            "losses/entropy": entropy,
+            # Schulman's low-variance estimate of the divergence from the acting policy.
+            "losses/approx_kl": jnp.mean(ratio - 1 - log_ratio),
+            "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > self.clip),
+        }
+        return policy + self.value * value - bonus * entropy, metrics

@@ -1,0 +1,260 @@
+"""From features to actions: the distributions a policy samples from, and the layer before them.
+
+Distributions work over any leading axes: those of their arrays are the batch. An action is () for
+`Categorical` and (k,) otherwise, however the world shapes it; `ActionHead.to_world` gives the world
+its own.
+"""
+
+import abc
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+from agalite.memory.layers import Dense
+
+_MOST_CHOICES = 4096  # for one whole number of a Box: beyond, it is no list of choices
+_LOG_STD_LIMIT = 20.0  # where exp would begin to overflow once squared
+
+
+class Distribution(eqx.Module):
+    """Over actions; `log_prob` and `entropy` are sums over an action's parts, shaped (...)."""
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray) -> Shaped[Array, "..."]: ...
+
+    @abc.abstractmethod
+    def log_prob(self, action: Shaped[Array, "..."]) -> Float[Array, "..."]: ...
+
+    @abc.abstractmethod
+    def entropy(self) -> Float[Array, "..."]: ...
+
+    @abc.abstractmethod
+    def mode(self) -> Shaped[Array, "..."]: ...
+
+
+class Categorical(Distribution):
+    """One choice of n: logits (..., n), actions (...) int32.
+
+    A logit may be -inf, an action ruled out, but not all of them.
+    """
+
+    logits: Float[Array, "... n"]
+
+    def sample(self, key: PRNGKeyArray) -> Int[Array, "..."]:
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def log_prob(self, action: Int[Array, "..."]) -> Float[Array, "..."]:
+        # A comparison rather than an index: its gradient is no scatter, which a CPU does slowly.
+        chosen = jnp.arange(self.logits.shape[-1]) == jnp.expand_dims(action, -1)
+        return jnp.sum(jnp.where(chosen, self._log_probs(), 0.0), axis=-1)
+
+    def entropy(self) -> Float[Array, "..."]:
+        log_probs = self._log_probs()
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+    def mode(self) -> Int[Array, "..."]:
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def _log_probs(self) -> Float[Array, "... n"]:
+        # Never -inf: zero times that would be NaN, in the entropy and in every gradient.
+        lowest = jnp.finfo(self.logits.dtype).min / 4
+        top = jax.lax.stop_gradient(jnp.max(self.logits, axis=-1, keepdims=True))
+        below = jnp.maximum(self.logits - top, lowest)
+        return below - jnp.log(jnp.sum(jnp.exp(below), axis=-1, keepdims=True))
+
+
+class MultiCategorical(Distribution):
+    """k choices at once, independent: logits (..., sum of sizes), actions (..., k) int32."""
+
+    logits: Float[Array, "... n"]
+    sizes: tuple[int, ...] = eqx.field(static=True)
+
+    def sample(self, key: PRNGKeyArray) -> Int[Array, "... k"]:
+        keys = jax.random.split(key, len(self.sizes))
+        samples = [part.sample(k) for part, k in zip(self._parts(), keys, strict=True)]
+        return jnp.stack(samples, axis=-1)
+
+    def log_prob(self, action: Int[Array, "... k"]) -> Float[Array, "..."]:
+        return sum(
+            (part.log_prob(action[..., i]) for i, part in enumerate(self._parts())),
+            start=jnp.zeros(self.logits.shape[:-1], self.logits.dtype),
+        )
+
+    def entropy(self) -> Float[Array, "..."]:
+        return sum(
+            (part.entropy() for part in self._parts()),
+            start=jnp.zeros(self.logits.shape[:-1], self.logits.dtype),
+        )
+
+    def mode(self) -> Int[Array, "... k"]:
+        return jnp.stack([part.mode() for part in self._parts()], axis=-1)
+
+    def _parts(self) -> list[Categorical]:
+        cuts = np.cumsum(self.sizes)[:-1]
+        return [Categorical(x) for x in jnp.split(self.logits, cuts, axis=-1)]
+
+
+class DiagonalNormal(Distribution):
+    """k numbers, independent: mean and log_std (..., k), actions (..., k), of any size.
+
+    Actions are what was sampled, not what the world was given: the box's limits come in with
+    `ActionHead.to_world`, and `log_prob` wants the number from before that.
+    """
+
+    mean: Float[Array, "... k"]
+    log_std: Float[Array, "... k"]
+
+    def sample(self, key: PRNGKeyArray) -> Float[Array, "... k"]:
+        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.mean + jnp.exp(self._log_std()) * noise
+
+    def log_prob(self, action: Float[Array, "... k"]) -> Float[Array, "..."]:
+        log_std = self._log_std()
+        z = (action - self.mean) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> Float[Array, "..."]:
+        return jnp.sum(self._log_std() + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def mode(self) -> Float[Array, "... k"]:
+        return self.mean
+
+    def _log_std(self) -> Float[Array, "... k"]:
+        return jnp.clip(self.log_std, -_LOG_STD_LIMIT, _LOG_STD_LIMIT)
+
+
+class ActionHead(eqx.Module):
+    """The policy's last layer: features (..., F) -> a distribution over (...)."""
+
+    @abc.abstractmethod
+    def __call__(self, features: Float[Array, "... F"]) -> Distribution: ...
+
+    @abc.abstractmethod
+    def to_world(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """A sampled action as the world's action space has it."""
+
+
+class DiscreteHead(ActionHead):
+    linear: Dense
+    start: int = eqx.field(static=True)
+    """The world's first action."""
+
+    def __init__(self, features: int, choices: int, start: int = 0, *, key: PRNGKeyArray):
+        self.linear, self.start = small_dense(features, choices, gain=0.01, key=key), start
+
+    def __call__(self, features: Float[Array, "... F"]) -> Categorical:
+        return Categorical(self.linear(features))
+
+    def to_world(self, action: Int[Array, "..."]) -> Int[Array, "..."]:
+        return action + self.start if self.start else action
+
+
+class MultiDiscreteHead(ActionHead):
+    linear: Dense
+    sizes: tuple[int, ...] = eqx.field(static=True)
+    start: tuple[int, ...] = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+    """Of the world's action, with as many numbers as there are sizes."""
+
+    def __init__(
+        self, features: int, sizes: np.ndarray, start: np.ndarray, *, key: PRNGKeyArray
+    ) -> None:
+        self.shape = tuple(sizes.shape)
+        self.sizes = tuple(int(n) for n in sizes.ravel())
+        self.start = tuple(int(n) for n in np.broadcast_to(start, sizes.shape).ravel())
+        self.linear = small_dense(features, sum(self.sizes), gain=0.01, key=key)
+
+    def __call__(self, features: Float[Array, "... F"]) -> MultiCategorical:
+        return MultiCategorical(self.linear(features), self.sizes)
+
+    def to_world(self, action: Int[Array, "... k"]) -> Int[Array, "..."]:
+        return _shaped(action + jnp.asarray(self.start, action.dtype), self.shape)
+
+
+class BoxHead(ActionHead):
+    """Means from the features, one trained standard deviation per number, starting at 1.
+
+    -1 and 1 are the box's lower and upper limit, whatever they are in the world; what is sampled
+    beyond is clipped to them on its way there. Without a limit on both sides a number stays as it
+    is, clipped to the one it has.
+    """
+
+    linear: Dense
+    log_std: Float[Array, " k"]
+    # Tuples, not arrays: they are no weights, and nothing may train them.
+    low: tuple[float, ...] = eqx.field(static=True)
+    high: tuple[float, ...] = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(
+        self, features: int, low: np.ndarray, high: np.ndarray, *, key: PRNGKeyArray
+    ) -> None:
+        self.shape = tuple(low.shape)
+        self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
+        self.linear = small_dense(features, low.size, gain=0.01, key=key)
+        self.log_std = jnp.zeros(low.size)
+
+    def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
+        mean = self.linear(features)
+        return DiagonalNormal(mean, jnp.broadcast_to(self.log_std, mean.shape))
+
+    def to_world(self, action: Float[Array, "... k"]) -> Float[Array, "..."]:
+        low, high = np.array(self.low), np.array(self.high)
+        centre, half = np.zeros_like(low), np.ones_like(low)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        centre[bounded] = (low[bounded] + high[bounded]) / 2
+        half[bounded] = (high[bounded] - low[bounded]) / 2
+        low, high, centre, half = (jnp.asarray(x, action.dtype) for x in (low, high, centre, half))
+        return _shaped(jnp.clip(centre + half * action, low, high), self.shape)
+
+
+def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> ActionHead:
+    """The head for a space of gymnax or Gymnasium: Discrete, MultiDiscrete or Box.
+
+    A Box of whole numbers is a choice for each of them.
+    """
+    shape = getattr(action_space, "shape", None)
+    if hasattr(action_space, "nvec"):
+        sizes = np.asarray(action_space.nvec)
+        return MultiDiscreteHead(features, sizes, np.asarray(_start(action_space)), key=key)
+    if hasattr(action_space, "n") and shape == ():
+        return DiscreteHead(features, int(action_space.n), int(_start(action_space)), key=key)
+    if shape is None or not (hasattr(action_space, "low") and hasattr(action_space, "high")):
+        raise ValueError(
+            f"action_space={action_space!r} is not supported; supported are Discrete, "
+            "MultiDiscrete and Box"
+        )
+    low, high = (
+        np.broadcast_to(np.asarray(x, np.float64), tuple(shape))
+        for x in (action_space.low, action_space.high)
+    )
+    if not (low < high).all():
+        raise ValueError(f"action_space={action_space!r} must have low < high everywhere")
+    if not jnp.issubdtype(action_space.dtype, jnp.integer):
+        return BoxHead(features, low, high, key=key)
+    choices = high - low + 1
+    if choices.max() > _MOST_CHOICES:
+        raise ValueError(
+            f"action_space={action_space!r} has {choices.max():.0f} whole numbers to choose from; "
+            f"at most {_MOST_CHOICES} are supported"
+        )
+    return MultiDiscreteHead(features, choices.astype(int), low.astype(int), key=key)
+
+
+def small_dense(inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> Dense:
+    """A last layer: orthogonal with `gain`, where the others have sqrt 2."""
+    dense = Dense(inputs, [outputs], key=key)
+    return eqx.tree_at(lambda d: d.weight, dense, dense.weight * (gain / math.sqrt(2)))
+
+
+def _start(space: Any) -> Any:
+    return getattr(space, "start", 0)
+
+
+def _shaped(action: Array, shape: tuple[int, ...]) -> Array:
+    return action.reshape(*action.shape[:-1], *shape)

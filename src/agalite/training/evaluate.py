@@ -1,0 +1,108 @@
+"""How good a trained agent is: whole episodes, none counted for being short."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from agalite import errors
+from agalite.agents import rollout
+from agalite.envs import picture
+from agalite.envs.vector import Vector
+from agalite.nets.actor_critic import ActorCritic
+
+_TOGETHER = 64
+
+
+class Scores(NamedTuple):
+    returns: Float[np.ndarray, " N"]
+    lengths: Float[np.ndarray, " N"]
+    success: Float[np.ndarray, " N"] | None
+    """None where the world does not say."""
+
+
+def evaluate(
+    model: ActorCritic, world: Any, *, episodes: int, seed: int = 0, greedy: bool = False,
+    together: int = _TOGETHER,
+) -> Scores:  # fmt: skip
+    """Every environment plays the same number of episodes one after the other.
+
+    To stop when enough have ended, wherever they were, would prefer the short ones.
+    """
+    errors.integer("episodes", episodes, minimum=1)
+    errors.integer("together", together, minimum=1)
+    count = min(together, episodes)
+    each = -(-episodes // count)
+    vector = Vector(world, count)
+
+    def step(carry: Any) -> Any:
+        place, played, results, key = carry
+        key, choose, move = jax.random.split(key, 3)
+        memory, policy, _ = jax.vmap(model.step)(place.memory, place.obs, place.resets)
+        keys = jax.random.split(choose, count)
+        sampled = jax.vmap(lambda p, k: p.mode() if greedy else p.sample(k))(policy, keys)
+        actions = jax.vmap(model.to_world)(sampled)
+        obs, state, reward, terminated, truncated, info = vector.step(move, place.world, actions)
+        ends = terminated | truncated
+        returns, lengths = place.returns + reward, place.lengths + 1
+        success = info["success"] if "success" in info else jnp.full(count, jnp.nan)
+        row = jnp.stack([returns, lengths, success.astype(jnp.float32)], axis=-1)
+        # Past its share an environment plays on, and nobody counts.
+        slot = jnp.where(ends & (played < each), played, each)
+        results = results.at[jnp.arange(count), slot].set(row, mode="drop")
+        going = jnp.where(ends, 0.0, 1.0)
+        place = rollout.Place(state, obs, ends, memory, going * returns, going * lengths)
+        return place, played + ends, results, key
+
+    @jax.jit
+    def play(key: Array) -> Float[Array, "B E 3"]:
+        begin, run = jax.random.split(key)
+        place = rollout.begin(model, vector, begin)
+        start = (place, jnp.zeros(count, jnp.int32), jnp.zeros((count, each, 3)), run)
+        return lax.while_loop(lambda c: jnp.any(c[1] < each), step, start)[2]
+
+    # Episode by episode, so that leaving the surplus out leaves out somebody's last.
+    table = np.asarray(play(jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
+    known = not np.isnan(table[:, 2]).any()
+    return Scores(table[:, 0], table[:, 1], table[:, 2] if known else None)
+
+
+def film(
+    model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False,
+    steps: int = 1000,
+) -> float:  # fmt: skip
+    """One episode as a moving picture; returns its return."""
+    picture.check_path(out)
+    params = world.default_params
+
+    @jax.jit
+    def begin(key: Array) -> Any:
+        obs, state = world.reset_env(key, params)
+        return obs, state, world.render(state, params)
+
+    @jax.jit
+    def step(key: Array, memory: Any, obs: Array, state: Any, reset: Array) -> Any:
+        choose, move = jax.random.split(key)
+        memory, policy, _ = model.step(memory, obs, reset)
+        action = model.to_world(policy.mode() if greedy else policy.sample(choose))
+        obs, state, reward, terminated, _ = world.step_env(move, state, action, params)
+        done = terminated | world.is_truncated(state, params)
+        return memory, obs, state, reward, done, world.render(state, params)
+
+    key = jax.random.key(seed)
+    obs, state, frame = begin(jax.random.fold_in(key, 0))
+    frames, total, memory = [np.asarray(frame)], 0.0, model.initial_state()
+    for i in range(steps):
+        memory, obs, state, reward, done, frame = step(
+            jax.random.fold_in(key, i + 1), memory, obs, state, jnp.asarray(i == 0)
+        )
+        frames.append(np.asarray(frame))
+        total += float(reward)
+        if done:
+            break
+    picture.write(frames, out, fps=max(8.0, getattr(world, "frames_a_second", 30)))
+    return total

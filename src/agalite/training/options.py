@@ -1,0 +1,121 @@
+"""The options of `agalite train`: those of the settings, the agent, the environment and the model.
+
+Which options there are depends on the environment, the model and the algorithm, so those are read
+first; the rest of the command line is then made from their own dataclasses and signatures.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from agalite import errors
+from agalite.envs.registry import ENVIRONMENTS
+from agalite.memory.registry import MODELS
+from agalite.training.config import AGENTS, Settings, TrainConfig
+from agalite.training.presets import PRESETS, preset
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What decides the other options."""
+
+    env: tyro.conf.Positional[str]
+    """The environment: a name that `agalite envs` lists."""
+    memory: str = "agalite"
+    """The memory model: a name that `agalite models` lists."""
+    algorithm: str = ""
+    """a2c or ppo; the preset's if not given."""
+    preset: str = "tuned"
+    """Where the other options start: tuned (ours) or paper."""
+    out: Path | None = None
+    """Folder of the run; runs/<env>-<memory>-<time> if not given."""
+    devices: int | None = None
+    """CPU devices to spread the seeds over; one for each seed, up to the cores, if not given."""
+
+
+def parse(words: Sequence[str], prog: str) -> tuple[Choices, TrainConfig]:
+    choices = _peek(words)
+    start = preset(choices.preset, choices.env, choices.memory)
+    agent = start.pop("agent")
+    if choices.algorithm and AGENTS[choices.algorithm] is not type(agent):
+        agent = AGENTS[choices.algorithm]()
+    memory_options = start.pop("memory_options", {})
+    settings = Settings(**start)
+    env_options = _env_options(choices.env)
+    model = MODELS[choices.memory].config
+    flat = tyro.conf.arg(name="")
+    parts: list[Any] = [
+        ("choices", Annotated[Choices, flat]),
+        ("settings", Annotated[Settings, flat], settings),
+        ("agent", Annotated[type(agent), flat], agent),
+        ("env", Annotated[env_options, flat], env_options()),
+        ("model", model, model(**memory_options)),
+    ]
+    command = dataclasses.make_dataclass("Train", parts, frozen=True)
+    parsed: Any = tyro.cli(
+        command, args=list(words), prog=prog, description="Train an agent that remembers."
+    )
+    return parsed.choices, TrainConfig(
+        **dataclasses.asdict(parsed.settings),
+        env=choices.env,
+        env_options=_changed(parsed.env, env_options()),
+        memory=choices.memory,
+        memory_options=_changed(parsed.model, model()),
+        agent=parsed.agent,
+    )
+
+
+def _peek(words: Sequence[str]) -> Choices:
+    """The choices alone, from anywhere on the command line."""
+    found: dict[str, str] = {}
+    names = ("memory", "algorithm", "preset")
+    for i, word in enumerate(words):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in names:
+            value = value if equals else "".join(words[i + 1 : i + 2])
+            found[name] = value
+    env = next((w for i, w in enumerate(words) if _is_positional(words, i)), "tmaze")
+    choices = dataclasses.replace(Choices(env), **found)
+    if choices.env not in ENVIRONMENTS:
+        raise ValueError(f"env={env!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}")
+    errors.one_of("memory", choices.memory, MODELS)
+    errors.one_of("preset", choices.preset, PRESETS)
+    if choices.algorithm:
+        errors.one_of("algorithm", choices.algorithm, AGENTS)
+    return choices
+
+
+def _is_positional(words: Sequence[str], i: int) -> bool:
+    """The environment comes first, or after options that each took a value."""
+    if words[i].startswith("-"):
+        return False
+    return i == 0 or (words[i] in ENVIRONMENTS and words[i - 1] != "--memory")
+
+
+def _env_options(env: str) -> type:
+    """A dataclass of what the environment's constructor takes, with its defaults."""
+    world = ENVIRONMENTS[env].load()
+    settings = {f.name for f in dataclasses.fields(Settings)} | {
+        f.name for kind in AGENTS.values() for f in dataclasses.fields(kind)
+    }
+    fields: list[Any] = []
+    for p in inspect.signature(world).parameters.values():
+        if p.kind is p.VAR_KEYWORD or p.default is p.empty:
+            continue
+        if p.name in settings:
+            raise AssertionError(f"{env} and the trainer both have an option {p.name!r}")
+        fields.append((p.name, p.annotation, dataclasses.field(default=p.default)))
+    return dataclasses.make_dataclass("Environment", fields, frozen=True)
+
+
+def _changed(values: Any, defaults: Any) -> dict[str, Any]:
+    """Only what differs from the defaults: a configuration says what was chosen."""
+    return {
+        f.name: getattr(values, f.name)
+        for f in dataclasses.fields(values)
+        if getattr(values, f.name) != getattr(defaults, f.name)
+    }

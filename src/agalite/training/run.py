@@ -1,0 +1,269 @@
+"""A training run is a folder, and this is what is in it.
+
+runs/NAME/
+  config.json     what was asked for, the folder's format and the versions of the packages
+  metrics.csv     one line for each log interval and seed        (metrics.py)
+  tensorboard/    the same for TensorBoard, a subfolder per seed (metrics.py)
+  checkpoints/    the last few states of training and the best   (checkpoint.py)
+  curve.png       the learning curve                             (plots.py)
+  summary.json    how it ended
+  run.log         what happened when
+"""
+
+import contextlib
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any, Self
+
+from agalite.training import files
+from agalite.version import __version__
+
+FORMAT = 1
+SPACE_NEEDED = 200_000_000  # bytes: a few checkpoints of a large agent, and the metrics
+_PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "orbax-checkpoint", "gymnax", "craftax")
+
+
+class Run:
+    """One run's folder. `create` makes a new one, `open` an existing one.
+
+    `config` is what `create` was given, with "format" and "versions" added. A run that is open for
+    writing holds a lock until `close`, the end of a `with` block, or the end of the process,
+    however it ends.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+
+    def __init__(self, folder: Path, config: dict[str, Any], lock: "_Lock | None"):
+        self.folder, self.config, self._lock = folder, config, lock
+
+    @classmethod
+    def create(cls, folder: str | os.PathLike[str], config: dict[str, Any]) -> "Run":
+        """A new run, open for writing. Nothing is trained into a folder that cannot hold it."""
+        folder = Path(folder)
+        if reserved := {"format", "versions"} & config.keys():
+            raise ValueError(f"config has {sorted(reserved)}, which the run adds by itself")
+        _refuse_occupied(folder)
+        _make_writable(folder)
+        lock = _Lock(folder)
+        try:
+            _refuse_occupied(folder)  # again: another process may have been first
+            _require_space(folder)
+            whole = {"format": FORMAT, "versions": _versions(), **config}
+            # Subfolders first: where there is a config, there is a whole run.
+            run = cls(folder, {}, lock)
+            run.tensorboard_folder.mkdir(exist_ok=True)
+            run.checkpoints_folder.mkdir(exist_ok=True)
+            files.write_json(run.config_path, whole)
+            # Read back, so that a new run and an opened one hold the same.
+            run.config = _read_config(folder)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, write: bool = False) -> "Run":
+        """An existing run: to look at, or (`write`) to train further, by one process at a time."""
+        folder = Path(folder)
+        config = _read_config(folder)
+        if not write:
+            return cls(folder, config, None)
+        _make_writable(folder)
+        lock = _Lock(folder)
+        try:
+            _require_space(folder)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(folder, config, lock)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.folder / "metrics.csv"
+
+    @property
+    def tensorboard_folder(self) -> Path:
+        return self.folder / "tensorboard"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def curve_path(self) -> Path:
+        return self.folder / "curve.png"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.folder / "summary.json"
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "run.log"
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Arrays become lists; NaN and infinity become null, as JSON has neither."""
+        self.require_writing()
+        files.write_json(self.summary_path, summary)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """None while there is none: the run has not ended yet."""
+        try:
+            return json.loads(self.summary_path.read_text())
+        except FileNotFoundError:
+            return None
+
+    def log(self, text: str) -> None:
+        """Add lines to run.log, each with the time."""
+        self.require_writing()
+        now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        lines = "".join(f"{now}  {line}\n" for line in text.splitlines() or [""])
+        with open(self.log_path, "a") as file:
+            file.write(lines)
+
+    def require_writing(self) -> None:
+        if self._lock is None:
+            raise ValueError(f"{self.folder} is open for reading; open it with write=True")
+
+    def close(self) -> None:
+        """Let another process write to this run. The run can still be read."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Lock:
+    """At most one process writes to a folder.
+
+    The kernel holds the lock for the open file and drops it when the process is gone, so that a
+    killed run can be resumed at once; the number in the file is only for the message.
+    """
+
+    def __init__(self, folder: Path):
+        self._handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._handle, 100, 0).decode(errors="replace").strip()
+            os.close(self._handle)
+            raise BlockingIOError(
+                f"{folder} is being written by {holder or 'another process'}; "
+                "wait until it has ended, or choose another folder"
+            ) from None
+        except BaseException:
+            os.close(self._handle)
+            raise
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Closing is enough: nobody else has this opening of the file (see `_forget`)."""
+        if self in _HELD:
+            _HELD.discard(self)
+            os.close(self._handle)
+
+
+_HELD: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
+
+
+def _forget() -> None:
+    # A forked child has the open file too, and the lock would last as long as the child does.
+    for lock in list(_HELD):
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _refuse_occupied(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; a run needs a folder")
+    if (folder / "config.json").exists():
+        raise FileExistsError(
+            f"{folder} already holds a run; continue it with `agalite resume {folder}`, "
+            "or choose another folder"
+        )
+    if not folder.exists():
+        return
+    # What a process killed while it created a run leaves behind is no reason to refuse.
+    ours = {"tensorboard", "checkpoints"}
+    for path in folder.iterdir():
+        if not path.name.startswith(".") and not (path.name in ours and not any(path.iterdir())):
+            raise FileExistsError(
+                f"{folder} is not empty (it has {path.name!r}) and is no run; choose another folder"
+            )
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _require_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < SPACE_NEEDED:
+        raise OSError(
+            f"only {free / 1e6:.0f} MB are free on the disk of {folder}; "
+            f"a run needs at least {SPACE_NEEDED / 1e6:.0f} MB"
+        )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a run: there is no such folder")
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} is not a run: it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    number = config.get("format") if isinstance(config, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f'{path} is not the config of a run: it has no number "format"')
+    if number > FORMAT:
+        versions = config.get("versions")
+        maker = versions.get("agalite", "unknown") if isinstance(versions, dict) else "unknown"
+        raise ValueError(
+            f"{folder} was made by a newer agalite ({maker}; run format {number}): this is "
+            f"{__version__}, which reads formats up to {FORMAT}; upgrade with "
+            "pip install --upgrade agalite"
+        )
+    return config
+
+
+def _versions() -> dict[str, str]:
+    found = {"agalite": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
