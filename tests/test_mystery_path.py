@@ -420,8 +420,9 @@ def _random_walk(env: Any) -> Any:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("max_steps", 0, "whole number >= 1"),
-        ("max_steps", 2.5, "whole number >= 1"),
+        ("max_steps", 0, "whole number from 1"),
+        ("max_steps", 2.5, "whole number from 1"),
+        ("max_steps", 2**31, "whole number from 1"),
         ("size", 6, "from 7 to 84"),
         ("size", 85, "from 7 to 84"),
         ("agent_scale", 0.48, "at least 0.04 and less than 0.48"),
