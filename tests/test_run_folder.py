@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,16 +290,17 @@ def test_tensorboard_files_have_a_folder_per_seed_and_purge_on_resume(run):
 
 
 def _events(folder):
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto import event_pb2
 
+    pb: Any = event_pb2  # its names are made when it is imported
     out = []
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         data, at = path.read_bytes(), 0
         while at < len(data):  # length (8), its checksum (4), event, its checksum (4)
             length = int.from_bytes(data[at : at + 8], "little")
-            event = Event.FromString(data[at + 12 : at + 12 + length])
+            event = pb.Event.FromString(data[at + 12 : at + 12 + length])
             at += 16 + length
-            if event.session_log.status == SessionLog.START:
+            if event.session_log.status == pb.SessionLog.START:
                 out.append((event.step, "purge", None))
             out += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
     return out
