@@ -568,7 +568,10 @@ def alive(pid: int) -> bool:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc")
 def test_ctrl_c_ends_the_workers(tmp_path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT) + '\nif __name__ == "__main__":\n    main()\n')
+    # Whoever runs the tests in the background may have told all children to ignore Ctrl-C.
+    listen = "    import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    guard = f'\nif __name__ == "__main__":\n{listen}    main()\n'
+    script.write_text(textwrap.dedent(SCRIPT) + guard)
     with at_most(300):
         process = subprocess.Popen(
             [sys.executable, str(script)],
