@@ -52,12 +52,13 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
         trainer, seeds = Trainer(config), Seeds(config.seeds)
         numbers = jnp.arange(config.seed, config.seed + config.seeds, dtype=jnp.uint32)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
-        if checkpoints.latest() is None:
+        try:
+            like = jax.eval_shape(seeds.over(trainer.begin), numbers)
+            step, state = checkpoints.restore(like)
+        except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
             state = seeds.compile(trainer.begin)(seeds.put(numbers))
             run.log("resumed from the beginning: there is no checkpoint yet")
         else:
-            like = jax.eval_shape(seeds.over(trainer.begin), numbers)
-            step, state = checkpoints.restore(like)
             state = seeds.put(state)
             run.log(f"resumed from step {step}")
         _continue(run, trainer, seeds, state, quiet=quiet)
