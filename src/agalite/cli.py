@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro.conf
 
-from agalite.process import Stopped, with_huge_pages
+from agalite.process import Stopped, use_devices, with_huge_pages
 from agalite.version import __version__
 
 
@@ -147,23 +147,6 @@ class Plot:
             raise ValueError("name at least one folder of a run")
         plots.curve(list(self.run_folders), self.out, metric=self.metric)
         print(f"written to {self.out}")
-
-
-def use_devices(devices: int | None, seeds: int) -> None:
-    """A CPU device for each seed, up to the cores; must come before JAX wakes up."""
-    import os
-
-    import jax
-
-    from agalite import errors
-
-    if devices is not None:
-        errors.integer("devices", devices, minimum=1)
-    elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = devices or max(n for n in range(1, (cores or 1) + 1) if seeds % n == 0)
-    jax.config.update("jax_num_cpu_devices", count)
 
 
 def _whole_number(words: list[str], option: str) -> int | None:

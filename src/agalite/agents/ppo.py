@@ -11,25 +11,19 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from agalite import errors
-from agalite.agents.a2c import adam, check_common
-from agalite.agents.batch import Batch, descend, into_sequences, recompute
-from agalite.agents.returns import gae
+from agalite.agents.batch import Batch, descend, recompute
+from agalite.agents.learning import Learning
 from agalite.agents.rollout import Rollout
 from agalite.nets.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Learning):
     """The defaults are the paper's for Mystery Path."""
 
     learning_rate: float = 2.5e-4
-    discount: float = 0.99
-    lam: float = 0.95
-    """Lambda of the advantages: 0 trusts the critic, 1 the rewards."""
     entropy: float = 3e-3
     """Weight of the entropy bonus."""
-    value: float = 0.5
-    """Weight of the critic's loss."""
     max_gradient_norm: float = 4.0
     epochs: int = 3
     """How often each rollout is gone through."""
@@ -41,13 +35,9 @@ class PPO:
     """The same for the critic's change; None: not clipped."""
     normalise_advantages: bool = True
     """Zero mean and unit variance within each minibatch."""
-    anneal_learning_rate: bool = False
-    """Let the learning rate fall to zero over the run."""
-    anneal_entropy: bool = False
-    """Let the entropy bonus fall to zero over the run."""
 
     def __post_init__(self) -> None:
-        check_common(self)
+        super().__post_init__()
         errors.integer("epochs", self.epochs, minimum=1)
         errors.integer("minibatches", self.minibatches, minimum=1)
         errors.number("clip", self.clip, minimum=0.0, above=True)
@@ -55,8 +45,9 @@ class PPO:
             errors.number("value_clip", self.value_clip, minimum=0.0, above=True)
         errors.boolean("normalise_advantages", self.normalise_advantages)
 
-    def optimiser(self, updates: int) -> optax.GradientTransformation:
-        return adam(self, updates * self.epochs * self.minibatches)
+    @property
+    def _steps_per_update(self) -> int:
+        return self.epochs * self.minibatches
 
     def learn(
         self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
@@ -64,12 +55,7 @@ class PPO:
         remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
         """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
-        advantages = gae(
-            rollout.rewards, rollout.values, rollout.next_values, rollout.ends,
-            discount=self.discount, lam=self.lam,
-        )  # fmt: skip
-        batch = into_sequences(rollout, starts, advantages, length)
-        bonus = self.entropy * (remaining if self.anneal_entropy else jnp.ones(()))
+        batch, bonus = self._prepare(rollout, starts, length, remaining)
         sequences = batch.resets.shape[1]
         weights, rest = eqx.partition(model, eqx.is_array)  # a loop carries arrays only
 

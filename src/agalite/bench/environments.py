@@ -20,8 +20,8 @@ from jaxtyping import Array, UInt8
 from rich.console import Console
 from rich.table import Table
 
-from agalite.bench.report import show_targets, write_results
-from agalite.bench.timing import progress_bar
+from agalite.bench.report import at_least, show_targets, write_results
+from agalite.bench.timing import progress_bar, spread
 from agalite.envs.registry import ENVIRONMENTS, make
 from agalite.envs.vector import Vector
 
@@ -53,9 +53,7 @@ class Rate:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
-        low, high = np.percentile(self.rates, [25, 75])
-        return float((high - low) / 2 / self.median)
+        return spread(self.rates)
 
 
 def run(*, rounds: int, craftax: bool, out: Path | None) -> None:
@@ -166,9 +164,6 @@ def _memory_gym(steps: int) -> Any:
 
 def targets(rates: list[Rate]) -> list[dict[str, Any]]:
     by_name = {rate.name: rate for rate in rates}
-
-    def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
-        return {"what": what, "value": value, "limit": f">= {limit:g}", "holds": value >= limit}
 
     found = [
         at_least(f"{name}, million steps a second", by_name[name].median / 1e6, 1)

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from rich.console import Console
 from rich.table import Table
 
-from agalite.bench.report import show_targets, write_results
+from agalite.bench.report import at_least, at_most, show_targets, write_results
 from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
 from agalite.memory import Memory, make_memory
 
@@ -167,12 +167,6 @@ def _targets(training: dict[str, Program], streaming: dict[str, Program]) -> lis
     products, agalite = training["products"], training["agalite r=1"]
     associative = training["agalite r=1 associative, unfolded"]
     galite = training["galite"]
-
-    def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-        return {"what": what, "value": value, "limit": f"<= {limit:g}", "holds": value <= limit}
-
-    def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
-        return {"what": what, "value": value, "limit": f">= {limit:g}", "holds": value >= limit}
 
     return [
         at_least("associative, unfolded / agalite r=1", associative.ratio(agalite), 3),

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from agalite import errors
+from agalite import errors, files
 
 
 def run(*, models: bool, envs: bool, craftax: bool, rounds: int, out: Path | None) -> None:
     errors.integer("rounds", rounds, minimum=1)
     if models == envs:
         raise ValueError("choose what to measure: either --models or --envs")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
+    if out is not None:
+        files.check_writable("out", out)
     if models:
         from agalite.bench import models as model_bench
 

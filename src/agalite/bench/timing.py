@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,12 @@ import jax
 import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a share of the median."""
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return float((high - low) / 2 / middle)
 
 
 @dataclass
@@ -33,9 +39,7 @@ class Program:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
-        low, middle, high = np.percentile(self.seconds, [25, 50, 75])
-        return float((high - low) / 2 / middle)
+        return spread(self.seconds)
 
     def ratio(self, base: "Program") -> float:
         """Median over the rounds of this round's time by that one's: noise hits both alike."""

@@ -1,11 +1,13 @@
 """Frames into a file that people can look at."""
 
-import os
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
+
+from agalite import files
 
 SMALLEST = 320  # what the longer side of a small frame is enlarged to, about
 FORMATS = (".gif", ".png")
@@ -15,20 +17,7 @@ def check_path(out: Path) -> None:
     """Before any work is done: can a picture be written there?"""
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"out={str(out)!r} must end in {' or '.join(FORMATS)}")
-    if not out.parent.is_dir():
-        raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
-    if out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a folder; name a file")
-    partial = _partial(out)
-    try:
-        partial.touch()
-        partial.unlink()
-    except OSError as error:
-        raise ValueError(f"out={str(out)!r} cannot be written: {error.strerror}") from error
-
-
-def _partial(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial")
+    files.check_writable("out", out)
 
 
 def write(frames: Sequence[UInt8[np.ndarray, "height width 3"]], out: Path, *, fps: float) -> None:
@@ -39,21 +28,15 @@ def write(frames: Sequence[UInt8[np.ndarray, "height width 3"]], out: Path, *, f
     if len(frames) == 0:
         raise ValueError("there are no frames to write")
     large = [_enlarge(frame) for frame in frames]
-    partial = _partial(out)  # written whole or not at all
-    try:
-        with partial.open("wb") as file:
-            if out.suffix.lower() == ".png":
-                Image.fromarray(_strip(large)).save(file, format="PNG")
-            else:
-                first, *rest = (Image.fromarray(frame) for frame in large)
-                # The last frame stays for a second, so that one sees how it ended.
-                times = [round(1000 / fps)] * len(rest) + [1000]
-                first.save(
-                    file, format="GIF", save_all=True, append_images=rest, duration=times, loop=0
-                )
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    drawn = io.BytesIO()
+    if out.suffix.lower() == ".png":
+        Image.fromarray(_strip(large)).save(drawn, format="PNG")
+    else:
+        first, *rest = (Image.fromarray(frame) for frame in large)
+        # The last frame stays for a second, so that one sees how it ended.
+        times = [round(1000 / fps)] * len(rest) + [1000]
+        first.save(drawn, format="GIF", save_all=True, append_images=rest, duration=times, loop=0)
+    files.write(out, drawn.getvalue())
 
 
 def _enlarge(frame: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:

@@ -12,10 +12,8 @@ from rich.progress import track
 
 from agalite import errors
 from agalite.envs import picture
+from agalite.envs.episode import LONGEST, Episode, play, speed
 from agalite.envs.registry import GYMNASIUM, make
-
-LONGEST = 1000  # steps, where nobody says how many
-SLOWEST = 8.0  # frames a second; a world's own speed is for people who play it
 
 
 def show(
@@ -39,7 +37,7 @@ def show(
         frames, total, why = _gymnasium_episode(name, chosen, seed, steps or LONGEST)
     else:
         world: Any = make(name, **chosen)
-        usual = max(SLOWEST, getattr(world, "frames_a_second", usual))
+        usual = speed(world)
         limit = int(world.default_params.max_steps_in_episode)
         frames, total, why = _world_episode(world, seed, steps or min(limit, LONGEST))
     picture.write(frames, out, fps=fps or usual)
@@ -65,39 +63,17 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _world_episode(world: Any, seed: int, steps: int) -> tuple[list[np.ndarray], float, str]:
-    params = world.default_params
-    space = world.action_space(params)
+def _world_episode(world: Any, seed: int, steps: int) -> Episode:
+    space = world.action_space(world.default_params)
 
-    @jax.jit
-    def begin(key: jax.Array) -> Any:
-        state = world.reset_env(key, params)[1]
-        return state, world.render(state, params)
+    def at_random(key: jax.Array, memory: Any, *_: Any) -> tuple[Any, jax.Array]:
+        return memory, space.sample(key)
 
-    @jax.jit
-    def step(key: jax.Array, state: Any) -> Any:
-        choose, move = jax.random.split(key)
-        action = space.sample(choose)
-        _, state, reward, terminated, _ = world.step_env(move, state, action, params)
-        truncated = world.is_truncated(state, params)
-        return state, world.render(state, params), reward, terminated, truncated
-
-    key = jax.random.key(seed)
-    state, frame = begin(jax.random.fold_in(key, 0))
-    frames, total, why = [np.asarray(frame)], 0.0, "stopped before its end"
-    for i in track(range(steps), description="playing", transient=True):
-        state, frame, reward, terminated, truncated = step(jax.random.fold_in(key, i + 1), state)
-        frames.append(np.asarray(frame))
-        total += float(reward)
-        if terminated or truncated:
-            why = "ended" if terminated else "stopped by the time limit"
-            break
-    return frames, total, why
+    counted = track(range(steps), description="playing", transient=True)
+    return play(world, at_random, None, seed=seed, steps=counted)
 
 
-def _gymnasium_episode(
-    name: str, options: dict[str, Any], seed: int, steps: int
-) -> tuple[list[np.ndarray], float, str]:
+def _gymnasium_episode(name: str, options: dict[str, Any], seed: int, steps: int) -> Episode:
     vector: Any = make(name, **{"render_mode": "rgb_array", "seed": seed, **options, "count": 1})
     with vector:
         vector.reset()
@@ -110,4 +86,4 @@ def _gymnasium_episode(
                 why = "ended" if result.terminated[0] else "stopped by the time limit"
                 break
             frames.append(vector.render())
-    return frames, total, why
+    return Episode(frames, total, why)

@@ -30,8 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agalite import errors
-from agalite.training import files
+from agalite import errors, files
 from agalite.training.leaves import Leaf, difference, rebuild, stored, take_apart
 
 FORMAT = 1

@@ -7,6 +7,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from jaxtyping import UInt32
+
 from agalite import errors
 from agalite.agents.a2c import A2C
 from agalite.agents.ppo import PPO
@@ -79,6 +82,10 @@ class TrainConfig(Settings):
                 f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
                 f"of a rollout (environments={self.environments} times rollout / sequence)"
             )
+
+    @property
+    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
+        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
 
     @property
     def sequence_length(self) -> int:

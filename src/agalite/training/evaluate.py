@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from agalite import errors
 from agalite.agents import rollout
 from agalite.envs import picture
+from agalite.envs.episode import LONGEST, play, speed
 from agalite.envs.vector import Vector
 from agalite.nets.actor_critic import ActorCritic
 
@@ -72,37 +73,15 @@ def evaluate(
 
 
 def film(
-    model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False,
-    steps: int = 1000,
-) -> float:  # fmt: skip
+    model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False
+) -> float:
     """One episode as a moving picture; returns its return."""
     picture.check_path(out)
-    params = world.default_params
 
-    @jax.jit
-    def begin(key: Array) -> Any:
-        obs, state = world.reset_env(key, params)
-        return obs, state, world.render(state, params)
+    def act(key: Array, memory: Any, obs: Array, first: Array) -> tuple[Any, Array]:
+        memory, policy, _ = model.step(memory, obs, first)
+        return memory, model.to_world(policy.mode() if greedy else policy.sample(key))
 
-    @jax.jit
-    def step(key: Array, memory: Any, obs: Array, state: Any, reset: Array) -> Any:
-        choose, move = jax.random.split(key)
-        memory, policy, _ = model.step(memory, obs, reset)
-        action = model.to_world(policy.mode() if greedy else policy.sample(choose))
-        obs, state, reward, terminated, _ = world.step_env(move, state, action, params)
-        done = terminated | world.is_truncated(state, params)
-        return memory, obs, state, reward, done, world.render(state, params)
-
-    key = jax.random.key(seed)
-    obs, state, frame = begin(jax.random.fold_in(key, 0))
-    frames, total, memory = [np.asarray(frame)], 0.0, model.initial_state()
-    for i in range(steps):
-        memory, obs, state, reward, done, frame = step(
-            jax.random.fold_in(key, i + 1), memory, obs, state, jnp.asarray(i == 0)
-        )
-        frames.append(np.asarray(frame))
-        total += float(reward)
-        if done:
-            break
-    picture.write(frames, out, fps=max(8.0, getattr(world, "frames_a_second", 30)))
-    return total
+    episode = play(world, act, model.initial_state(), seed=seed, steps=range(LONGEST))
+    picture.write(episode.frames, out, fps=speed(world))
+    return episode.total

@@ -17,8 +17,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from agalite import errors
-from agalite.training import files
+from agalite import errors, files
 from agalite.training.run import Run
 
 _FIXED = ["step", "seed"]

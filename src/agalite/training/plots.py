@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from agalite import errors
-from agalite.training import files
+from agalite import errors, files
 from agalite.training.metrics import read_metrics
 from agalite.training.statistics import bootstrap_interval
 

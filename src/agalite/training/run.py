@@ -22,7 +22,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
-from agalite.training import files
+from agalite import files
 from agalite.version import __version__
 
 FORMAT = 1

@@ -38,8 +38,7 @@ def train(config: TrainConfig, folder: str | os.PathLike[str], *, quiet: bool = 
     with Run.create(folder, config.to_dict()) as run:
         run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
-        numbers = jnp.arange(config.seed, config.seed + config.seeds, dtype=jnp.uint32)
-        state = seeds.compile(trainer.begin)(seeds.put(numbers))
+        state = seeds.compile(trainer.begin)(seeds.put(config.seed_numbers))
         _continue(run, trainer, seeds, state, quiet=quiet)
     return run
 
@@ -50,13 +49,12 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
     with Run.open(folder, write=True) as run:
         config = config_of(run)
         trainer, seeds = Trainer(config), Seeds(config.seeds)
-        numbers = jnp.arange(config.seed, config.seed + config.seeds, dtype=jnp.uint32)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
         try:
-            like = jax.eval_shape(seeds.over(trainer.begin), numbers)
+            like = jax.eval_shape(seeds.over(trainer.begin), config.seed_numbers)
             step, state = checkpoints.restore(like)
         except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
-            state = seeds.compile(trainer.begin)(seeds.put(numbers))
+            state = seeds.compile(trainer.begin)(seeds.put(config.seed_numbers))
             run.log("resumed from the beginning: there is no checkpoint yet")
         else:
             state = seeds.put(state)
@@ -82,15 +80,13 @@ def _continue(run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, qu
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
     advance = seeds.compile(trainer.advance, shared=1, donate=True)
     done = int(np.asarray(state.update)[0])
-    saved = done if checkpoints.latest() is not None else -1
     per_update, total = config.steps_per_update, config.updates
     log_every = config.in_updates(config.log_every)
     save_every = config.in_updates(config.checkpoint_every)
     began = time.perf_counter()
     first = done
-    rate = math.nan
     with (
-        MetricsWriter(run, config.seeds, done * per_update if done else 0) as metrics,
+        MetricsWriter(run, config.seeds, done * per_update) as metrics,
         Bar(total * per_update, done * per_update, quiet=quiet) as bar,
         _asked_to_stop() as asked,
     ):
@@ -106,9 +102,8 @@ def _continue(run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, qu
             metrics.write(step, [{**row, "charts/SPS": rate} for row in rows])
             bar.update(step, rate, _mean(rows))
             due = done // save_every > (done - count) // save_every
-            if (due or done == total or asked) and done != saved:
+            if due or done == total or asked:
                 checkpoints.save(step, state, _mean(rows).get(RETURN))
-                saved = done
             if asked and done < total:
                 run.log(f"stopped at step {step} by {signal.Signals(asked[0]).name}; all is saved")
                 raise Stopped(asked[0])

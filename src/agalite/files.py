@@ -11,6 +11,19 @@ from typing import Any
 import numpy as np
 
 
+def check_writable(name: str, path: Path) -> None:
+    """Before hours of work are done for it: can a file be written there?"""
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    if path.is_dir():
+        raise ValueError(f"{name}={str(path)!r} is a folder; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name}={str(path)!r} cannot be written: {error.strerror}") from error
+
+
 def write(path: Path, data: bytes) -> None:
     """Replace the contents of `path` at once: a reader sees the old ones or the new ones."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
