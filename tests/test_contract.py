@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agalite.memory import MODELS
+from agalite.memory.layers import turned
 from models import INPUT, ROWS, build, cast, distance, inputs, unrolled
 
 STEPS = 23
@@ -48,6 +49,18 @@ def test_1_scan_equals_repeated_step_for_any_resets(row, compiled):
         assert distance(ys, stepped) < TOLERANCE
 
     check()
+
+
+@every_model
+def test_1_weights_turned_for_acting_compute_the_same(row, compiled):
+    memory, _, steps = compiled(row)
+    xs, resets = inputs(STEPS, seed=6)
+    used, _ = steps(memory.initial_state(), *inputs(STEPS, seed=9))
+    acting = jax.jit(lambda s, xs, resets: unrolled(turned(memory), s, xs, resets))
+    _, ys = acting(used, xs, resets)
+    assert distance(ys, steps(used, xs, resets)[1]) < TOLERANCE
+    leaves = [x.shape for x in jax.tree.leaves(turned(memory))]
+    assert leaves != [x.shape for x in jax.tree.leaves(memory)]  # something was turned
 
 
 @every_model

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agalite.memory.product import product
+from agalite.memory.product import Turned, product
 
 CASES = {  # shapes of x and w, how many axes of w are outputs, einsum
     "dense": ((5, 4), (3, 4), 1, "ti,oi->to"),
@@ -43,6 +43,16 @@ def test_values_and_gradients_equal_einsum(case):
     _close(product(x, w, outputs=outputs), jnp.einsum(formula, x, w))
     _close(jax.jit(jax.grad(ours, (0, 1)))(x, w), jax.grad(theirs, (0, 1))(x, w))
     _close(jax.hessian(ours)(x, w), jax.hessian(theirs)(x, w))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_turned_weight_looks_and_multiplies_like_itself(case):
+    x, w, outputs, formula = _arrays(case, batch=6)
+    t = Turned(w, outputs=outputs)
+    assert (t.shape, t.dtype) == (w.shape, w.dtype)
+    np.testing.assert_array_equal(t[1:, ::2], w[1:, ::2])
+    got = jax.vmap(lambda x: product(x, t, outputs=outputs))(x)
+    _close(got, jax.vmap(lambda x: jnp.einsum(formula, x, w))(x))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite.agents.when import when
 from agalite.envs.vector import Vector
+from agalite.memory.layers import turned
 from agalite.nets.actor_critic import ActorCritic
 
 
@@ -66,6 +67,8 @@ def collect(
     model: ActorCritic, vector: Vector, place: Place, key: Array, *, steps: int, sequence: int
 ) -> tuple[Place, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for `steps`; returns also the memory (N, B, ...) at the start of every `sequence`."""
+
+    model = turned(model)
 
     def part(place: Place, keys: Array):
         memory = place.memory

@@ -1,21 +1,24 @@
 """`agalite bench throughput`: how fast the parts are, each against the machine's own limit."""
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 from agalite import errors, files
 
+PARTS = {
+    "models": "agalite.bench.models",
+    "envs": "agalite.bench.environments",
+    "training": "agalite.bench.training",
+}
+"""What can be measured, and the module whose `run(rounds=, out=, ...)` does it."""
 
-def run(*, models: bool, envs: bool, craftax: bool, rounds: int, out: Path | None) -> None:
+
+def run(parts: list[str], *, rounds: int, out: Path | None, **options: Any) -> None:
+    """parts: the ones asked for, of which there must be one."""
     errors.integer("rounds", rounds, minimum=1)
-    if models == envs:
-        raise ValueError("choose what to measure: either --models or --envs")
+    if len(parts) != 1:
+        raise ValueError(f"choose one part to measure: {', '.join(f'--{name}' for name in PARTS)}")
     if out is not None:
         files.check_writable("out", out)
-    if models:
-        from agalite.bench import models as model_bench
-
-        model_bench.run(rounds=rounds, out=out)
-    else:
-        from agalite.bench import environments
-
-        environments.run(rounds=rounds, craftax=craftax, out=out)
+    importlib.import_module(PARTS[parts[0]]).run(rounds=rounds, out=out, **options)

@@ -1,8 +1,10 @@
 """How good a trained agent is: whole episodes, none counted for being short."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from agalite.agents import rollout
 from agalite.envs import picture
 from agalite.envs.episode import LONGEST, play, speed
 from agalite.envs.vector import Vector
+from agalite.memory.layers import turned
 from agalite.nets.actor_critic import ActorCritic
 
 _TOGETHER = 64
@@ -40,7 +43,7 @@ def evaluate(
     each = -(-episodes // count)
     vector = Vector(world, count)
 
-    def step(carry: Any) -> Any:
+    def step(model: ActorCritic, carry: Any) -> Any:
         place, played, results, key = carry
         key, choose, move = jax.random.split(key, 3)
         memory, policy, _ = jax.vmap(model.step)(place.memory, place.obs, place.resets)
@@ -59,15 +62,16 @@ def evaluate(
         place = rollout.Place(state, obs, ends, memory, going * returns, going * lengths)
         return place, played + ends, results, key
 
-    @jax.jit
-    def play(key: Array) -> Float[Array, "B E 3"]:
+    @eqx.filter_jit  # the model is an argument: weights compiled into a program slow it down
+    def play(model: ActorCritic, key: Array) -> Float[Array, "B E 3"]:
+        model = turned(model)
         begin, run = jax.random.split(key)
         place = rollout.begin(model, vector, begin)
         start = (place, jnp.zeros(count, jnp.int32), jnp.zeros((count, each, 3)), run)
-        return lax.while_loop(lambda c: jnp.any(c[1] < each), step, start)[2]
+        return lax.while_loop(lambda c: jnp.any(c[1] < each), partial(step, model), start)[2]
 
     # Episode by episode, so that leaving the surplus out leaves out somebody's last.
-    table = np.asarray(play(jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
+    table = np.asarray(play(model, jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
     known = not np.isnan(table[:, 2]).any()
     return Scores(table[:, 0], table[:, 1], table[:, 2] if known else None)
 
