@@ -49,7 +49,7 @@ def test_models_prints_the_table():
             ["bench", "throughput", "--models", "--rounds", "0"],
             "rounds=0 must be a whole number >= 1",
         ),
-        (["bench", "throughput"], "choose what to measure"),
+        (["bench", "throughput"], "choose one part to measure"),
         (["envs", "sow"], "unknown command 'sow'; known: show"),
         (
             ["bench", "throughput", "--envs", "--out", "/nowhere/x.json"],

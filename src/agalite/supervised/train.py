@@ -1,0 +1,213 @@
+"""Training a run of a Long Range Arena task, or going on with one, to its final score."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from agalite.process import Stopped
+from agalite.supervised.config import LRAConfig
+from agalite.supervised.data import Task, load
+from agalite.supervised.examples import Examples
+from agalite.supervised.feed import Feed, Place
+from agalite.supervised.packing import Packing
+from agalite.supervised.trainer import State, Trainer
+from agalite.training import plots
+from agalite.training.checkpoint import Checkpoints
+from agalite.training.metrics import MetricsWriter
+from agalite.training.progress import Bar
+from agalite.training.run import Run
+from agalite.training.seeds import Seeds
+from agalite.training.session import asked_to_stop, mean, refuse_divergence, remember_programs
+from agalite.training.statistics import bootstrap_interval
+
+ACCURACY, VALIDATION = "charts/accuracy", "charts/validation_accuracy"
+_ADDED = ("format", "versions", "data_sha256")
+
+
+def train(config: LRAConfig, folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
+    """Trains into a new folder. On Ctrl-C it saves and raises `Stopped`."""
+    remember_programs()
+    task = load(config)
+    with Run.create(folder, {**config.to_dict(), "data_sha256": task.fingerprint}) as run:
+        session = _Session(run, config, task)
+        run.log(
+            f"begun: {config.task}, {config.memory}, {session.trainer.parameter_count:,} parameters"
+        )
+        for note in task.notes:
+            run.log(note)
+        session.go_on(session.beginning(), quiet=quiet)
+    return run
+
+
+def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
+    """Goes on from the newest whole checkpoint, to the same end as if it had never stopped."""
+    remember_programs()
+    with Run.open(folder, write=True) as run:
+        config = config_of(run)
+        task = load(config)
+        if task.fingerprint != run.config.get("data_sha256"):
+            raise ValueError(
+                f"data={config.data!r} is not what {folder} began with: the examples differ"
+            )
+        session = _Session(run, config, task)
+        session.go_on(session.restored(), quiet=quiet)
+    return run
+
+
+def config_of(run: Run) -> LRAConfig:
+    return LRAConfig.from_dict({k: v for k, v in run.config.items() if k not in _ADDED})
+
+
+class _Session:
+    """One process's part of a run."""
+
+    def __init__(self, run: Run, config: LRAConfig, task: Task) -> None:
+        self.run, self.config, self.task = run, config, task
+        self.trainer = Trainer(config, task.vocabulary, task.classes)
+        self.seeds = Seeds(config.seeds)
+        self.checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
+        # One shape for all three parts.
+        parts = (task.train, task.validation, task.test)
+        self.packing = Packing.fit(config.rows, config.row_length, *parts)
+        self._learn = self.seeds.compile(self.trainer.learn, donate=True)
+        self._score = self.seeds.compile(self.trainer.score, shared=1)
+        self._choose = self.seeds.compile(self.trainer.choose)
+        self._clear = self.seeds.compile(self.trainer.clear)
+
+    def beginning(self) -> tuple[State, Place]:
+        begin = self.seeds.compile(self.trainer.begin)
+        state = begin(self.seeds.put(self.config.seed_numbers))
+        return state, Place.beginning(self.config.seeds)
+
+    def restored(self) -> tuple[State, Place]:
+        shapes = jax.eval_shape(self.seeds.over(self.trainer.begin), self.config.seed_numbers)
+        try:
+            like = (shapes, Place.beginning(self.config.seeds))
+            step, (state, place) = self.checkpoints.restore(like)
+        except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
+            self.run.log("resumed from the beginning: there is no checkpoint yet")
+            return self.beginning()
+        self.run.log(f"resumed from step {step}")
+        return self.seeds.put(state), place
+
+    def go_on(self, start: tuple[State, Place], *, quiet: bool) -> None:
+        state, place = start
+        c, per_update = self.config, self.config.steps_per_update
+        done = first = int(np.asarray(state.update)[0])
+        feed = Feed(self.task.train, self.packing, c.seed_numbers, place)
+        log = c.in_updates(c.log_every)
+        # Whole intervals of metrics: nothing is saved or scored that was not seen to be finite.
+        evaluate, save = (
+            log * max(1, round(c.in_updates(steps) / log))
+            for steps in (c.evaluate_every, c.checkpoint_every)
+        )
+        began = last = time.perf_counter()
+        since = done
+        with (
+            MetricsWriter(self.run, c.seeds, done * per_update) as metrics,
+            Bar(c.updates * per_update, done * per_update, quiet=quiet) as bar,
+            asked_to_stop() as asked,
+        ):
+            while done < c.updates:
+                state = self._learn(state, self.seeds.put(feed.next()))
+                done += 1
+                step, ending = done * per_update, done == c.updates
+                scored = done % evaluate == 0 or ending
+                logged = done % log == 0 or ending
+                if logged or asked:
+                    rows = self._rows(state, done)
+                    refuse_divergence(self.run, rows, step, self.checkpoints)
+                    if logged:
+                        rate = (done - since) * per_update * c.seeds / (time.perf_counter() - last)
+                        state = self._clear(state)
+                        if scored:
+                            state = self._validate(state, rows)
+                        metrics.write(step, [{**row, "charts/SPS": rate} for row in rows])
+                        bar.update(step, rate, mean(rows))
+                        since, last = done, time.perf_counter()
+                if done % save == 0 or ending or asked:
+                    value = float(np.asarray(state.best_accuracy).mean())
+                    self.checkpoints.save(step, (state, feed.place), value if scored else None)
+                if asked and not ending:
+                    self._stop(step, asked[0])
+            seconds = time.perf_counter() - began
+            self._finish(
+                state, feed.place, seconds, done - first,
+                stop=lambda: self._stop(done * per_update, asked[0]) if asked else None,
+            )  # fmt: skip
+
+    def _validate(self, state: State, rows: list[dict[str, float]]) -> State:
+        """Puts the scores into the rows of metrics, and remembers the weights that are best."""
+        _, accuracy = self.evaluate(state.weights, self.task.validation)
+        for row, value in zip(rows, accuracy, strict=True):
+            row[VALIDATION] = float(value)
+        return self._choose(state, self.seeds.put(np.asarray(accuracy, np.float32)))
+
+    def evaluate(
+        self, weights: Any, examples: Examples, stop: Callable[[], None] = lambda: None
+    ) -> tuple[Float[np.ndarray, " seeds"], Float[np.ndarray, " seeds"]]:
+        """Mean loss and accuracy of each seed."""
+        loss, correct = np.zeros((2, self.config.seeds))
+        for batch in self.packing.in_order(examples):
+            stop()
+            values = self._score(weights, batch)
+            loss += np.asarray(values[0], np.float64)
+            correct += np.asarray(values[1], np.float64)
+        return loss / len(examples), correct / len(examples)
+
+    def _rows(self, state: State, done: int) -> list[dict[str, float]]:
+        sums = jax.tree.map(lambda x: np.asarray(x, np.float64), state.sums)
+        rate = float(np.asarray(self.trainer.learning_rate(done)))
+        return [
+            {
+                "losses/loss": float(sums.loss[i] / sums.examples[i]),
+                ACCURACY: float(sums.correct[i] / sums.examples[i]),
+                VALIDATION: math.nan,  # until it is scored
+                "charts/gradient_norm": float(sums.gradient_norm[i] / sums.updates[i]),
+                "charts/learning_rate": rate,
+            }
+            for i in range(self.config.seeds)
+        ]
+
+    def _stop(self, step: int, number: int) -> None:
+        self.run.log(f"stopped at step {step} by {signal.Signals(number).name}; all is saved")
+        raise Stopped(number)
+
+    def _finish(
+        self, state: State, place: Place, seconds: float, updates: int, stop: Callable[[], None]
+    ) -> None:
+        c = self.config
+        loss, accuracy = self.evaluate(state.best, self.task.test, stop)
+        low, high = bootstrap_interval(accuracy)
+        batches = len(self.packing.shuffled(self.task.train, c.seed, 0))
+        rate = updates * c.steps_per_update * c.seeds / max(seconds, 1e-9)
+        self.run.write_summary(
+            {
+                "task": c.task,
+                "data": self.task.notes,
+                "memory": c.memory,
+                "parameters": self.trainer.parameter_count,
+                "steps": c.updates * c.steps_per_update,
+                "seeds": c.seeds,
+                "epochs": place.epoch + place.batch / batches,
+                "share_of_rows_filled": len(self.task.train.tokens)
+                / (batches * c.steps_per_update),
+                "validation_accuracy": np.asarray(state.best_accuracy),
+                "test_examples": len(self.task.test),
+                "test_accuracy": accuracy,
+                "test_accuracy_mean": accuracy.mean(),
+                "test_accuracy_interval_over_seeds": [low, high] if c.seeds > 1 else None,
+                "test_loss": loss,
+                "seconds_of_this_session": round(seconds, 1),
+                "steps_per_second_of_this_session": round(rate, 1),
+            }
+        )
+        plots.curve([self.run.folder], self.run.curve_path, metric=[VALIDATION, ACCURACY])
+        self.run.log(f"ended: test accuracy {accuracy.tolist()}")
