@@ -43,17 +43,25 @@ def into_sequences(
 ) -> Batch:
     """A rollout of T = N * L steps in B worlds becomes S = N * B sequences of L = `length`."""
     parts = advantages.shape[0] // length
-
-    def cut(x: Shaped[Array, "T B ..."]) -> Shaped[Array, "L S ..."]:
-        if parts == 1:
-            return x
-        x = x.reshape(parts, -1, *x.shape[1:])
-        return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
-
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), starts)
     r = rollout
     rest = (r.obs, r.resets, r.actions, r.log_probs, r.values, advantages, advantages + r.values)
-    return Batch(flat, *(cut(x) for x in rest))
+    return Batch(flat, *(cut(x, parts) for x in rest))
+
+
+def cut(x: Shaped[Array, "T B ..."], parts: int) -> Shaped[Array, "L S ..."]:
+    """T = N * L steps of B worlds as S = N * B sequences of L, N being `parts`."""
+    if parts == 1:
+        return x
+    x = x.reshape(parts, -1, *x.shape[1:])
+    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
+
+
+def joined(x: Float[Array, "L S"], parts: int) -> Float[Array, "T B"]:
+    """The way back from `cut`."""
+    length, sequences = x.shape
+    x = x.reshape(length, parts, sequences // parts)
+    return jnp.swapaxes(x, 0, 1).reshape(parts * length, sequences // parts)
 
 
 class Recomputed(NamedTuple):

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from agalite import errors
-from agalite.agents.batch import Batch, descend, recompute
+from agalite.agents.batch import Batch, Recomputed, descend, recompute
 from agalite.agents.learning import Learning
 from agalite.agents.rollout import Rollout
 from agalite.nets.actor_critic import ActorCritic
@@ -56,6 +56,12 @@ class PPO(Learning):
     ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
         """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
         batch, bonus = self._prepare(rollout, starts, length, remaining)
+        return self._epochs(model, optimiser, memory, batch, bonus, key)
+
+    def _epochs(
+        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
+        batch: Batch, bonus: Float[Array, ""], key: Array,
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
         sequences = batch.resets.shape[1]
         weights, rest = eqx.partition(model, eqx.is_array)  # a loop carries arrays only
 
@@ -77,7 +83,11 @@ class PPO(Learning):
     def loss(
         self, model: ActorCritic, batch: Batch, bonus: Float[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        new = recompute(model, batch)
+        return self._surrogate(recompute(model, batch), batch, bonus)
+
+    def _surrogate(
+        self, new: Recomputed, batch: Batch, bonus: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         advantages = batch.advantages
         if self.normalise_advantages:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)

@@ -67,13 +67,15 @@ def vtrace(
     lam: float | Float[Array, ""] = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
+    weighted: bool = True,
 ) -> tuple[Float[Array, "T ..."], Float[Array, "T ..."]]:
     """Value targets (T, ...) and policy-gradient advantages (T, ...) for actions of another policy.
 
     `log_ratios` is log pi(a) - log mu(a), pi being learned and mu the one that acted (Espeholt et
     al., 2018). The advantages carry the weight min(clip_rho, pi / mu): multiply them by the
-    gradient of log pi, not by the ratio again. With log_ratios 0 the two are `lambda_returns` and
-    `gae`, given clips of at least 1.
+    gradient of log pi, not by the ratio again. A loss with the ratio in it, such as PPO's, wants
+    them without (`weighted=False`). With log_ratios 0 the two are `lambda_returns` and `gae`, given
+    clips of at least 1.
     """
     discount, lam = _fraction("discount", discount), _fraction("lam", lam)
     rewards, log_ratios, values, next_values = _numbers(
@@ -89,7 +91,8 @@ def vtrace(
     # What the corrected target of the next step adds to next_values; nothing past an end.
     following = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
     bootstrap = next_values + lam * keep * following
-    return values + correction, rho * (rewards + discount * bootstrap - values)
+    advantages = rewards + discount * bootstrap - values
+    return values + correction, rho * advantages if weighted else advantages
 
 
 def _backwards(
