@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint format bench clean
+.PHONY: test train lint format bench clean
 
 $(VENV): $(VENV)/.installed
 
@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"agalite needs Python 3.11 or newer; this is {sys.version.split()[0]}: make PYTHON=python3.11"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,train,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,train,video,wandb,dev]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "memory-gym==1.0.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"
@@ -21,6 +21,10 @@ $(VENV)/.installed: pyproject.toml
 
 test: lint $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# An agent that learns to remember, beside one that cannot: minutes on two cores.
+train: $(VENV)/.installed
+	$(BIN)/agalite demo --out runs/demo
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -34,6 +38,7 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/agalite bench throughput --models
 	$(BIN)/agalite bench throughput --envs
+	$(BIN)/agalite bench throughput --training
 
 clean:
 	rm -rf $(VENV) build dist

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium.error import ResetNeeded
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
@@ -153,6 +153,19 @@ def test_an_end_waits_for_reset():
         env.step(LEFT)
 
 
+def test_closed_is_closed_until_the_next_reset():
+    env = WorldEnv(TMaze(2), render_mode="rgb_array")
+    first, _ = env.reset(seed=0)
+    env.close()
+    env.close()
+    for call in (lambda: env.step(0), env.render, lambda: env.state):
+        with pytest.raises(ClosedEnvironmentError, match=r"after close\(\)"):
+            call()
+    again, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(again, first)
+    env.step(RIGHT)
+
+
 def test_a_timeout_can_be_called_a_termination():
     for name in ("agalite/TMaze-v0", "agalite/MysteryPathGrid-v0"):
         for option, expected in ((False, (False, True)), (True, (True, False))):
@@ -225,6 +238,7 @@ def test_options_for_one_episode():
         ({"length": 3}, r"reset option='length' is unknown; choose one of: corridor"),
         ({"corridor": 1}, r"corridor=1 must be a whole number"),
         ("corridor", r"options='corridor' must be a dict"),
+        ([], r"options=\[\] must be a dict"),
     ):
         with pytest.raises(ValueError, match=message):
             env.reset(options=options)

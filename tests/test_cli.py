@@ -1,7 +1,10 @@
 """The command line as a user meets it, in processes of its own."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,7 +22,17 @@ def test_alone_it_says_what_there_is(capsys):
     out = capsys.readouterr().out
     for command in ("agalite models", "agalite bench throughput", "--help"):
         assert command in out
-    assert set(COMMANDS) == {"models", "envs", "train", "resume", "eval", "plot", "bench"}
+    assert set(COMMANDS) == {
+        "models",
+        "envs",
+        "train",
+        "resume",
+        "eval",
+        "plot",
+        "demo",
+        "lra",
+        "bench",
+    }
 
 
 def test_help_and_version(capsys):
@@ -62,3 +75,30 @@ def test_bad_input_is_answered_with_a_message_and_a_code(arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# Started by Python, so that Ctrl-C is heard even where these tests run in the background.
+START = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.orig_argv[1:] = ['-m', 'agalite', 'models']; sys.argv[1:] = ['models']; "
+    "from agalite.__main__ import main; print('begun', flush=True); sys.exit(main())"
+)
+
+
+@pytest.mark.parametrize("pages", ["0", "1"])
+def test_ctrl_c_is_answered_at_any_moment(pages):
+    """While this starts, starts itself again for larger pages, imports JAX, and computes."""
+    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8):
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "AGALITE_HUGE_PAGES": pages, "GLIBC_TUNABLES": ""},
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+        assert (process.returncode, error) == (130, "agalite: interrupted\n") or (
+            # Later than the imports, the command itself answers; or it was done already.
+            error in ("agalite models: interrupted\n", "") and process.returncode in (130, 0)
+        ), f"after {delay} s"

@@ -123,7 +123,7 @@ def test_the_picture_is_the_same_for_the_same_seed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tmaze", "--out", "x.mov"], "must end in .gif or .png"),
+        (["tmaze", "--out", "x.mov"], "must end in .mp4, .gif or .png"),
         (["tmaze", "--out", "/nowhere/x.gif"], "'/nowhere' does not exist"),
         (["tmaze", "--out", "/proc/x.gif"], "out='/proc/x.gif' cannot be written"),
         (["tmaze", "--out", "x.gif", "--seed", "99999999999999999999"], "seed=9999"),

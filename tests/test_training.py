@@ -43,7 +43,7 @@ def states(config, count):
     """The state after three updates, of seeds 0 ... count - 1 together."""
     trainer, seeds = Trainer(config), Seeds(count)
     numbers = np.arange(count, dtype=np.uint32)
-    state = seeds.compile(trainer.begin)(numbers)
+    state = seeds.compile(trainer.begin, one_by_one=True)(numbers)
     return seeds.compile(trainer.advance, shared=1)(state, np.int32(3))
 
 
@@ -63,20 +63,20 @@ def test_seeds_together_are_as_each_alone():
 
 
 def test_devices_change_nothing():
-    """Two devices, a process of its own since they must be there before JAX wakes up."""
+    """Two seeds on each of two devices; a process of its own, as they must be there before JAX."""
     code = (
         "import jax; jax.config.update('jax_num_cpu_devices', {devices})\n"
         "import numpy as np\n"
         "from test_training import *\n"
-        "state, _ = states(TrainConfig(**CONFIG), 2)\n"
-        "print(len(Seeds(2).devices), [float(np.abs(np.asarray(x)).sum(dtype=np.float64))"
+        "state, _ = states(TrainConfig(**CONFIG), 4)\n"
+        "print(len(Seeds(4).devices), [float(np.abs(np.asarray(x)).sum(dtype=np.float64))"
         " for x in jax.tree.leaves(state.weights)])\n"
     )
     out = []
     for devices in (1, 2):
         done = subprocess.run(
             [sys.executable, "-c", code.format(devices=devices)],
-            capture_output=True, text=True, check=True, cwd=os.path.dirname(__file__),
+            capture_output=True, text=True, check=True, timeout=300, cwd=os.path.dirname(__file__),
         )  # fmt: skip
         count, _, numbers = done.stdout.strip().splitlines()[-1].partition(" ")
         assert int(count) == devices
@@ -214,7 +214,7 @@ def test_it_learns_to_remember_and_without_memory_it_does_not(tmp_path):
     ("change", "message"),
     [
         ({"env": "nowhere"}, "env='nowhere' is unknown"),
-        ({"env": "gym:CartPole-v1"}, "not built yet"),
+        ({"env": "gym:CartPole-v1"}, "its configuration is a HostConfig"),
         ({"memory": "elephant"}, "memory='elephant' is unknown"),
         ({"steps": 0}, "steps=0"),
         ({"sequence": 3}, "sequence=3 must divide rollout=8"),

@@ -1,14 +1,18 @@
 """The command line: a thin layer over the library. `agalite` alone says what there is."""
 
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro.conf
 
+from agalite import extras
 from agalite.process import Stopped, use_devices, with_huge_pages
+from agalite.supervised import command as lra
 from agalite.version import __version__
 
 
@@ -42,7 +46,7 @@ class EnvsShow:
     name: tyro.conf.Positional[str]
     """The environment: a name that `agalite envs` lists, or gym:<id>."""
     out: Path
-    """The file to write: .gif, or .png for a strip of frames."""
+    """The file to write: .mp4 or .gif, or .png for a strip of frames."""
     seed: int = 0
     steps: int | None = None
     """Stop after so many steps, if the episode has not ended; 1000 if not given."""
@@ -66,20 +70,17 @@ class Train:
     @staticmethod
     def main(words: list[str], name: str) -> None:
         """Which options there are depends on the environment, the model and the algorithm."""
-        import time
-
+        extras.require_training(name)
         # Before the environments are looked at: the first of them wakes JAX up.
         use_devices(_whole_number(words, "--devices"), _whole_number(words, "--seeds") or 1)
         from agalite.training import options
 
         choices, config = options.parse(words, name)
-        folder = choices.out or Path("runs") / (
-            f"{config.env}-{config.memory}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
+        folder = choices.out or options.new_folder(config)
         from agalite.training.train import train
 
         print(f"training into {folder}", file=sys.stderr)
-        _report(train(config, folder))
+        _report(train(config, folder, wandb=choices.wandb, ray=choices.ray))
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,20 @@ class Resume:
     """The folder of the run."""
     devices: int | None = None
     """CPU devices to spread the seeds over."""
+    ray: str | None = None
+    """Put the actors on the Ray cluster at this address, as in `train`."""
 
     def run(self) -> None:
+        extras.require_training("agalite resume")
         from agalite.training.run import Run
 
-        use_devices(self.devices, int(Run.open(self.run_folder).config.get("seeds", 1)))
+        run = Run.open(self.run_folder)
+        use_devices(self.devices, int(run.config.get("seeds", 1)))
+        if lra.made(run):
+            return lra.resume(self.run_folder)
         from agalite.training.train import resume
 
-        _report(resume(self.run_folder))
+        return _report(resume(self.run_folder, ray=self.ray))
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,10 @@ class Eval:
     together: int = 64
     """Environments that play side by side."""
     video: Path | None = None
-    """Also write one episode to this .gif, or .png as a strip of frames."""
+    """Also write one episode to this .mp4 or .gif, or .png as a strip of frames."""
 
     def run(self) -> None:
+        extras.require_training("agalite eval")
         from agalite.training import report
 
         report.evaluation(
@@ -168,6 +176,30 @@ def _report(run: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Demo:
+    """Watch an agent learn to remember, beside one that cannot (what `make train` runs)."""
+
+    out: Path = Path("runs/demo")
+    """Folder for both runs, their curves, an episode and the summary; continued if it exists."""
+    corridor: int = 20
+    """Length of the T-Maze: for so many steps the cue must be remembered."""
+    steps: int = 500_000
+    """Environment steps of each seed."""
+    seeds: int = 2
+    """Agents of each kind, trained together."""
+    seed: int = 0
+    """The first seed."""
+
+    def run(self) -> None:
+        use_devices(None, self.seeds)
+        from agalite import demo
+
+        demo.run(
+            self.out, corridor=self.corridor, steps=self.steps, seeds=self.seeds, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
 class Throughput:
     """Measure speed and memory, as ratios taken in one run."""
 
@@ -175,6 +207,12 @@ class Throughput:
     """The memory models: forward and backward over sequences, and one streaming step."""
     envs: bool = False
     """The environments: steps a second of random actions."""
+    training: bool = False
+    """Training in T-Maze at the paper's settings: steps a second, share of the product rate."""
+    lra: bool = False
+    """Classifiers of sequences of 2048 and 4096 tokens: forward and backward."""
+    asynchronous: Annotated[bool, tyro.conf.arg(name="async", aliases=["--asynchronous"])] = False
+    """Acting and learning side by side against one after the other, in a slow environment."""
     craftax: bool = False
     """With --envs: Craftax too, which compiles for minutes."""
     rounds: int = 20
@@ -185,13 +223,9 @@ class Throughput:
     def run(self) -> None:
         from agalite.bench import throughput
 
-        throughput.run(
-            models=self.models,
-            envs=self.envs,
-            craftax=self.craftax,
-            rounds=self.rounds,
-            out=self.out,
-        )
+        parts = [name for name in throughput.PARTS if getattr(self, name)]
+        options = {"craftax": self.craftax} if self.envs else {}
+        throughput.run(parts, rounds=self.rounds, out=self.out, **options)
 
 
 # A command is a dataclass, its fields the options; a group of commands is a dictionary, "" in it
@@ -203,6 +237,8 @@ COMMANDS: dict[str, Any] = {
     "resume": Resume,
     "eval": Eval,
     "plot": Plot,
+    "demo": Demo,
+    "lra": lra.COMMANDS,
     "bench": {"throughput": Throughput},
 }
 
@@ -230,8 +266,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.append(words.pop(0))
     # Only a process that was started for this command may be started again for it.
     if arguments is None:
-        with_huge_pages()
+        with _uninterrupted():
+            with_huge_pages()
     return _run(found, words, " ".join(path))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back, also in the process that this one may turn into, until that lets it come
+    (`__main__`): before its first line Python itself would answer, with a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _run(command: type, words: list[str], name: str) -> int:
@@ -269,5 +320,7 @@ def _leaves(group: dict[str, Any], path: list[str]) -> list[tuple[str, type]]:
     return out
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # as `python -m agalite`, which is the better way
+    from agalite.__main__ import main as guarded
+
+    sys.exit(guarded())

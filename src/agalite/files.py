@@ -43,7 +43,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False)
     write(path, f"{text}\n".encode())
 
 
@@ -56,16 +56,16 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold; NaN and infinity, which it cannot, become null."""
     if isinstance(value, dict):
-        return {str(name): _plain(x) for name, x in value.items()}
+        return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
+        return [plain(x) for x in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy and JAX
-        return _plain(np.asarray(value).tolist())
+        return plain(np.asarray(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -10,6 +10,8 @@ PARTS = {
     "models": "agalite.bench.models",
     "envs": "agalite.bench.environments",
     "training": "agalite.bench.training",
+    "lra": "agalite.bench.lra",
+    "asynchronous": "agalite.bench.asynchronous",
 }
 """What can be measured, and the module whose `run(rounds=, out=, ...)` does it."""
 

@@ -21,7 +21,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium.error import ResetNeeded
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnax.environments import spaces
 from jaxtyping import Array, UInt8, UInt32
 
@@ -42,6 +42,11 @@ def register() -> None:
     for name, world in _WORLDS.items():
         if name not in gymnasium.registry:
             gymnasium.register(name, f"{__name__}:WorldEnv", kwargs={"world": world})
+    for size in (9, 11, 13, 15):
+        name = f"agalite/MemoryMaze-{size}x{size}-v0"
+        if name not in gymnasium.registry:
+            maze = "agalite.envs.memory_maze:MemoryMaze"
+            gymnasium.register(name, maze, kwargs={"size": size})
 
 
 class WorldEnv(gymnasium.Env[Any, Any]):
@@ -85,7 +90,7 @@ class WorldEnv(gymnasium.Env[Any, Any]):
         self._timeout_terminates = timeout_terminates
         self.world = world
         self._kept: Any = None  # the key and the state, packed; None before the first reset
-        self._ended = False
+        self._ended = self._closed = False
         self._own: tuple[_Programs, Any] | None = None
         self.render_mode = render_mode
         self.observation_space = _observation_space(world)
@@ -98,6 +103,8 @@ class WorldEnv(gymnasium.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         _refuse_fork()
+        if not isinstance(options, dict | None):
+            raise ValueError(f"options={options!r} must be a dict of the world's options, or None")
         super().reset(seed=seed)
         if options:
             self._programs, self._params = _ready(self._other_world(options))
@@ -106,12 +113,11 @@ class WorldEnv(gymnasium.Env[Any, Any]):
             self._programs, self._params = self._own
         key = self.np_random.integers(2**32, size=2, dtype=np.uint32)
         self._kept, obs = self._programs.begin(key, self._params)
-        self._ended = False
+        self._ended = self._closed = False
         return np.array(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._kept is None:
-            raise ResetNeeded("step() before the first reset(): call env.reset() to begin")
+        self._require_begun("step()")
         if self._ended:
             raise ResetNeeded("step() after the end of an episode: call env.reset() to begin again")
         action = _checked(action, self.action_space)
@@ -127,20 +133,28 @@ class WorldEnv(gymnasium.Env[Any, Any]):
         if self.render_mode is None:
             gymnasium.logger.warn('render() without a render_mode; make(..., "rgb_array") has one')
             return None
-        if self._kept is None:
-            raise ResetNeeded("render() before the first reset(): call env.reset() to begin")
+        self._require_begun("render()")
         return np.array(self._programs.picture(self._kept, self._params))
 
     @property
     def state(self) -> Any:
         """The world's state, as NumPy arrays: to look at, not to change."""
-        if self._kept is None:
-            raise ResetNeeded("no state before the first reset(): call env.reset() to begin")
+        self._require_begun("state")
         return self._programs.kept.from_host(np.asarray(self._kept))[1]
 
+    def close(self) -> None:
+        """Lets go of the episode; `reset` would begin another. Again and again does no harm."""
+        self._kept, self._closed = None, True
+
+    def _require_begun(self, what: str) -> None:
+        if self._closed:
+            raise ClosedEnvironmentError(
+                f"{what} after close(): call env.reset() to begin again, or make another"
+            )
+        if self._kept is None:
+            raise ResetNeeded(f"{what} before the first reset(): call env.reset() to begin")
+
     def _other_world(self, options: dict[str, Any]) -> World[Any, Any]:
-        if not isinstance(options, dict):
-            raise ValueError(f"options={options!r} must be a dict of the world's options, or None")
         if self._maker is None:
             raise ValueError(
                 f"reset(options={options!r}): this world was made before it came here; only one "

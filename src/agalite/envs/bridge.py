@@ -5,13 +5,16 @@ in SAME_STEP mode: every step is one transition of every environment, and where 
 ended the observation is already the first of the next one, as in `vector.Vector`. What
 Gymnasium leaves to its caller is done here: final observations are gathered into one array,
 an end is either a termination or a truncation, and a worker that dies is an error, not a wait.
+
+An environment that raises, dies, takes longer than `timeout` or gives a NaN or a wrong shape is a
+`Fault` that says which one and where. The whole vector is closed then; `another` makes a new one.
 """
 
 import contextlib
 import difflib
 import functools
 import importlib
-import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,7 +26,7 @@ from jaxtyping import Bool, Float, Shaped, UInt8
 
 from agalite import errors
 from agalite.envs import spaces
-from agalite.envs.workers import Workers, guarded
+from agalite.envs.workers import Facts, Fault, Workers, guarded
 
 
 class Step(NamedTuple):
@@ -52,6 +55,7 @@ def from_gymnasium(
     *,
     seed: int,
     asynchronous: bool = False,
+    timeout: float | None = None,
     **kwargs: Any,
 ) -> "GymnasiumVector":
     """`count` copies of a Gymnasium environment.
@@ -60,21 +64,19 @@ def from_gymnasium(
     function that makes one environment. kwargs go to `gymnasium.make` or to the function; with
     render_mode="rgb_array" the result can `render`. With `asynchronous` each copy runs in a
     process of its own, which pays when a step takes longer than the messages about it (0.1 ms);
-    a script must then be guarded by `if __name__ == "__main__":`.
+    a script must then be guarded by `if __name__ == "__main__":`. One that takes longer than
+    `timeout` seconds for a step or a reset has failed; None waits for ever.
     """
     if isinstance(env, str):
-        return GymnasiumVector(
-            functools.partial(gym.make, _find(env), **kwargs),
-            count,
-            name=env,
-            seed=seed,
-            asynchronous=asynchronous,
-        )
-    if not callable(env):
+        name, make = env, functools.partial(gym.make, _find(env), **kwargs)
+    elif callable(env):
+        name = getattr(env, "__name__", type(env).__name__)
+        make = functools.partial(env, **kwargs)
+    else:
         raise ValueError(f"env={env!r} must be a Gymnasium id or a function that makes one")
-    name = getattr(env, "__name__", type(env).__name__)
-    make = functools.partial(env, **kwargs)
-    return GymnasiumVector(make, count, name=name, seed=seed, asynchronous=asynchronous)
+    return GymnasiumVector(
+        make, count, name=name, seed=seed, asynchronous=asynchronous, timeout=timeout
+    )
 
 
 class GymnasiumVector:
@@ -89,36 +91,59 @@ class GymnasiumVector:
         name: str,
         seed: int,
         asynchronous: bool = False,
+        timeout: float | None = None,
+        facts: Facts | None = None,
     ) -> None:
+        """facts: what is known of the environment; None: one is made to find out."""
         errors.integer("count", count, minimum=1)
         errors.integer("seed", seed, minimum=0)
         errors.boolean("asynchronous", asynchronous)
+        if timeout is not None:
+            errors.number("timeout", timeout, minimum=0.0, above=True)
         self.name = name
         self.count = int(count)
         self.asynchronous = bool(asynchronous)
+        self._timeout = timeout
         self._seed: int | None = int(seed)
         self._began = False
+        self._sent: Any = None
         self._returns = np.zeros(self.count)
         self._lengths = np.zeros(self.count, np.int32)
 
-        make = guarded(make, name, os.getpid())
-        first = _first(make, name)
+        self._make = make
+        build = guarded(make, name)
+        first = None
+        if facts is None:
+            first = _first(build, name)
+            facts = Facts.of(first)
+        self._facts = facts
         try:
             self.observation_space, self._observe = spaces.observations(
-                first.observation_space, name
+                facts.observation_space, name
             )
-            self.action_space, self._act = spaces.actions(first.action_space, name, self.count)
+            self.action_space, self._act = spaces.actions(facts.action_space, name, self.count)
         except ValueError:
-            first.close()
+            if first is not None:
+                first.close()
             raise
-        self.render_mode = first.render_mode
+        self.render_mode = facts.render_mode
         self._envs: SyncVectorEnv | Workers
         if self.asynchronous:
-            first.close()
-            self._envs = Workers(make, self.count, name)
+            if first is not None:
+                first.close()
+            self._envs = Workers(build, self.count, name, facts, timeout)
         else:
-            makers = [lambda: first, *[make] * (self.count - 1)]
+            makers = [build] * self.count
+            if first is not None:
+                makers[0] = lambda: first
             self._envs = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def another(self, seed: int) -> "GymnasiumVector":
+        """As many more of the same environments, without making one to look at first."""
+        return GymnasiumVector(
+            self._make, self.count, name=self.name, seed=seed, asynchronous=self.asynchronous,
+            timeout=self._timeout, facts=self._facts,
+        )  # fmt: skip
 
     def reset(self, seed: int | None = None) -> Shaped[np.ndarray, "B ..."]:
         """obs (B, ...): a new episode everywhere.
@@ -135,26 +160,51 @@ class GymnasiumVector:
             fresh = list(seeds(self._seed, self.count))
         with self._watched("reset"):
             raw, _ = self._envs.reset(seed=fresh)
-        self._seed, self._began = None, True
+            obs = self._observe(raw)
+        self._seed, self._began, self._sent = None, True, None
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return self._observe(raw)
+        return obs
 
     def step(self, actions: Any) -> Step:
         """actions (B, ...) -> Step."""
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: Any) -> None:
+        """The first half of `step`: workers begin, and the caller can do something else."""
         self._usable()
         if not self._began:
             raise RuntimeError(f"{self.name}: call reset() before step()")
-        actions = self._act(actions)
+        if self._sent is not None:
+            raise RuntimeError(f"{self.name}: call receive() before the next step")
+        self._sent = self._act(actions)
+        if isinstance(self._envs, Workers):
+            with self._watched("step"):
+                self._envs.step_async(self._sent)
+
+    def ready(self) -> bool:
+        """Whether `receive` would not have to wait."""
+        self._usable()
+        return self._envs.ready() if isinstance(self._envs, Workers) else True
+
+    def receive(self) -> Step:
+        """The second half of `step`."""
+        self._usable()
+        if self._sent is None:
+            raise RuntimeError(f"{self.name}: call send() before receive()")
+        actions, self._sent = self._sent, None
         with self._watched("step"):
-            raw, reward, terminated, truncated, infos = self._envs.step(actions)
-        ended = terminated | truncated
-        obs = final = self._observe(raw)
-        if ended.any():
-            raw = raw.copy()
-            for row in np.flatnonzero(ended):
-                raw[row] = infos["final_obs"][row]
-            final = self._observe(raw)
+            envs = self._envs
+            stepped = envs.step_wait() if isinstance(envs, Workers) else envs.step(actions)
+            raw, reward, terminated, truncated, infos = stepped
+            ended = terminated | truncated
+            obs = final = self._observe(raw)
+            if ended.any():
+                raw = raw.copy()
+                for row in np.flatnonzero(ended):
+                    raw[row] = infos["final_obs"][row]
+                final = self._observe(raw)
 
         self._returns += reward
         self._lengths += 1
@@ -206,10 +256,17 @@ class GymnasiumVector:
         """After any failure, Ctrl-C included, no worker is left running."""
         try:
             yield
+        except Fault:
+            self.close()
+            raise
         except (EOFError, ConnectionError) as error:
             fate = self._envs.fate() if isinstance(self._envs, Workers) else "a connection broke"
             self.close()
-            raise RuntimeError(f"{self.name}: {fate} during {doing}") from error
+            raise Fault(f"{self.name}: {fate} during {doing}") from error
+        except Exception as error:
+            self.close()
+            trace = "".join(traceback.format_exception(error))
+            raise Fault(f"{error}\n\n{trace}") from error.__cause__ or error
         except BaseException:
             self.close()
             raise

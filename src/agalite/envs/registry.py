@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from agalite.envs.world import World
 
 GYMNASIUM = "gym:"
+_VECTOR_OPTIONS = ("count", "seed", "asynchronous", "timeout")
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,46 @@ class Environment:
     """The optional dependencies it needs: pip install "agalite[...]"."""
     needs: tuple[str, ...] = ("gymnax", "gymnasium")
     """The packages that must be importable."""
+    host: bool = False
+    """A program of its own, stepped through Gymnasium, rather than a JAX environment."""
+    gymnasium: str = ""
+    """Its Gymnasium id, if it is on the host."""
+    newest_python: tuple[int, int] | None = None
+    """The last Python that the packages it needs are made for."""
 
     def missing(self) -> tuple[str, ...]:
         return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
 
     @property
     def installation(self) -> str:
+        newest = self.newest_python
+        if newest is not None and sys.version_info[:2] > newest:
+            have = ".".join(map(str, sys.version_info[:2]))
+            return f"Python {'.'.join(map(str, newest))} or older; this is {have}, for which " + (
+                f"{self.needs[-1]} cannot be installed"
+            )
         return f'pip install "agalite[{self.extra}]"'
 
-    def load(self) -> type["World[Any, Any]"]:
+    def load(self) -> type[Any]:
+        """The class of a world or, on the host, that of a Gymnasium environment."""
         missing = self.missing()
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             raise ValueError(f"{', '.join(missing)} {verb} not installed: {self.installation}")
         module, name = self.place.split(":")
         return getattr(importlib.import_module(module), name)
+
+
+def _memory_maze(size: int, objects: int) -> Environment:
+    return Environment(
+        "agalite.envs.memory_maze:MemoryMaze",
+        f"remember where {objects} objects are",
+        extra="envs,memory-maze",
+        needs=("gymnasium", "memory_maze", "dm_control", "mujoco", "labmaze"),
+        host=True,
+        gymnasium=f"agalite/MemoryMaze-{size}x{size}-v0",
+        newest_python=(3, 12),
+    )
 
 
 _CRAFTAX: dict[str, Any] = {"extra": "envs,craftax", "needs": ("gymnax", "gymnasium", "craftax")}
@@ -67,14 +94,18 @@ ENVIRONMENTS: dict[str, Environment] = {
     "craftax-classic-symbolic": Environment(
         "agalite.envs.craftax:CraftaxClassic", "Crafter's rules, one level", **_CRAFTAX
     ),
+    "memory-maze-9x9": _memory_maze(9, 3),
+    "memory-maze-11x11": _memory_maze(11, 4),
+    "memory-maze-13x13": _memory_maze(13, 5),
+    "memory-maze-15x15": _memory_maze(15, 6),
 }
 
 
 def make(name: str, **options: Any) -> "World[Any, Any] | GymnasiumVector":
     """A JAX environment, one of `ENVIRONMENTS`; or "gym:<id>", any Gymnasium environment.
 
-    options: those of the environment. For "gym:<id>" they are `count` (how many copies, 1),
-    `seed` (0), `asynchronous` (False), and what `gymnasium.make` takes.
+    options: those of the environment. For "gym:<id>", and for those on the host, also `count`
+    (how many copies, 1), `seed` (0), `asynchronous` (False), and what `gymnasium.make` takes.
     """
     if isinstance(name, str) and name.startswith(GYMNASIUM):
         return _from_gymnasium(name.removeprefix(GYMNASIUM), options)
@@ -82,12 +113,26 @@ def make(name: str, **options: Any) -> "World[Any, Any] | GymnasiumVector":
         raise ValueError(
             f"name={name!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
         )
-    world = ENVIRONMENTS[name].load()
-    _check_options(name, options, known_options(world))
+    environment = ENVIRONMENTS[name]
+    world = environment.load()
+    known = known_options(world)
+    if environment.host:
+        # The size is in the name.
+        known = [*(x for x in known or () if x != "size"), *_VECTOR_OPTIONS]
+        _check_options(name, options, known)
+        return _from_gymnasium(environment.gymnasium, options)
+    _check_options(name, options, known)
     return world(**options)
 
 
-def known_options(world: type["World[Any, Any]"]) -> list[str] | None:
+def on_host(name: str) -> bool:
+    """Whether the environment is stepped through Gymnasium: `make` gives a `GymnasiumVector`."""
+    if name.startswith(GYMNASIUM):
+        return True
+    return name in ENVIRONMENTS and ENVIRONMENTS[name].host
+
+
+def known_options(world: type[Any]) -> list[str] | None:
     """Names that the environment's constructor takes; None if it checks them itself."""
     parameters = inspect.signature(world).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -13,7 +13,7 @@ from rich.progress import track
 from agalite import errors
 from agalite.envs import picture
 from agalite.envs.episode import LONGEST, Episode, play, speed
-from agalite.envs.registry import GYMNASIUM, make
+from agalite.envs.registry import make, on_host
 
 
 def show(
@@ -33,7 +33,7 @@ def show(
     picture.check_path(out)
     chosen = parse_options(options)
     usual = 30.0
-    if name.startswith(GYMNASIUM):
+    if on_host(name):
         frames, total, why = _gymnasium_episode(name, chosen, seed, steps or LONGEST)
     else:
         world: Any = make(name, **chosen)

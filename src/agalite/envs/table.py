@@ -1,5 +1,6 @@
 """The table that `agalite envs` prints."""
 
+import contextlib
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +14,12 @@ def rows() -> list[tuple[str, str, str, str, str, str]]:
     """(name, observation, actions, steps an episode may last, extra, what it is) of each."""
     out = []
     for name, environment in ENVIRONMENTS.items():
-        row = ("not installed", "", "") if environment.missing() else _spaces(make(name))
+        if environment.missing():
+            row = ("not installed", "", "")
+        elif environment.host:
+            row = _gymnasium_spaces(environment.gymnasium)
+        else:
+            row = _spaces(make(name))
         out.append((name, *row, environment.extra, environment.summary))
     return out
 
@@ -24,6 +30,16 @@ def _spaces(world: Any) -> tuple[str, str, str]:
     params = world.default_params
     observation, action = world.observation_space(params), world.action_space(params)
     return describe(observation), describe(action), str(int(params.max_steps_in_episode))
+
+
+def _gymnasium_spaces(env_id: str) -> tuple[str, str, str]:
+    import gymnasium
+
+    from agalite.envs.spaces import describe
+
+    with contextlib.closing(gymnasium.make(env_id)) as env:
+        limit = env.get_wrapper_attr("max_steps")
+        return describe(env.observation_space), describe(env.action_space), str(limit)
 
 
 COLUMNS = ("name", "observation", "actions", "limit", "extra", "what it is")

@@ -95,10 +95,16 @@ class Vector:
             fresh = jax.vmap(lambda k: env_reset(k, params))(keys[rows % self.count])
             where = jnp.where(start + jnp.arange(block) < total, rows, self.count)
             obs, state = jax.tree.map(
-                lambda old, new: old.at[where].set(new, mode="drop"), (obs, state), fresh
+                lambda old, new: old.at[where].set(_merged(new), mode="drop"), (obs, state), fresh
             )
             return start + block, obs, state
 
         env_reset = self.env.reset_env
-        _, obs, state = jax.lax.while_loop(more, one_block, (jnp.int32(0), obs, state))
-        return obs, state
+        flat = jax.tree.map(_merged, (obs, state))
+        _, *done_with = jax.lax.while_loop(more, one_block, (jnp.int32(0), *flat))
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), tuple(done_with), (obs, state))
+
+
+def _merged(x: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
+    """Pixels' last two axes as one: XLA copies rows of three bytes one by one."""
+    return x.reshape(*x.shape[:-2], -1) if x.ndim > 3 else x

@@ -5,30 +5,29 @@ A configuration is plain data: it goes to `config.json` and comes back the same.
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import UInt32
 
 from agalite import errors
 from agalite.agents.a2c import A2C
+from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
-from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM
+from agalite.envs import registry
 from agalite.memory.registry import MODELS
 
-AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO}
+AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How much is done, and how it is cut up."""
+class Basics:
+    """How much is done, and how it is cut up, wherever the environments run."""
 
     steps: int = 1_000_000
     """Environment steps in all, of each seed; the last rollout is finished."""
-    environments: int = 8
-    """How many act side by side."""
     rollout: int = 256
-    """Steps that each of them acts between two updates."""
+    """Steps that each environment acts between two updates."""
     sequence: int | None = None
     """Steps that a gradient reaches back, at most; None: the whole rollout."""
     hidden: int = 128
@@ -37,8 +36,6 @@ class Settings:
     """How observations become vectors: auto, vector, atari, impala, symbolic."""
     seed: int = 0
     """The first seed."""
-    seeds: int = 1
-    """How many runs, with seeds from `seed` on, are trained together."""
     log_every: int = 20_000
     """Steps between two rows of metrics, about."""
     checkpoint_every: int = 200_000
@@ -48,44 +45,69 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Settings):
+class Settings(Basics):
+    """Of runs whose environments are part of the compiled program."""
+
+    environments: int = 8
+    """How many act side by side."""
+    seeds: int = 1
+    """How many runs, with seeds from `seed` on, are trained together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings(Basics):
+    """Of runs whose environments are programs of their own: Gymnasium's."""
+
+    workers: int = 4
+    """Sets of environments; each is begun, and after a fault begun again, as one."""
+    envs_per_worker: int = 2
+    """Environments in each, every one in a process of its own."""
+    actors: int = 1
+    """Loops that act, each with its share of the workers: threads here, or actors of Ray."""
+    batch: int | None = None
+    """Steps in an update, a multiple of the rollout; None: a rollout of every environment."""
+    queue: int = 1
+    """Batches that may wait for the learner; when they do, the actors wait too."""
+    synchronous: bool = False
+    """Act, then learn, by turns; no policy is ever old."""
+    processes: bool = True
+    """Without, a worker's environments share the actor's process: for very cheap ones."""
+    timeout: float = 60.0
+    """Seconds that an environment may take for a step or a reset."""
+    restarts: int = 20
+    """Faults of environments, for each actor, before the run is stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Basics):
     env: str
-    """A name that `agalite envs` lists."""
+    """A name that `agalite envs` lists, or gym:<id>."""
     env_options: dict[str, Any] = field(default_factory=dict)
     memory: str = "agalite"
     """A name that `agalite models` lists."""
     memory_options: dict[str, Any] = field(default_factory=dict)
-    agent: A2C | PPO = field(default_factory=A2C)
+    agent: A2C | PPO
 
     def __post_init__(self) -> None:
-        if self.env.startswith(GYMNASIUM):
-            raise ValueError(
-                f"env={self.env!r}: training in Gymnasium environments is not built yet; "
-                f"choose one of: {', '.join(ENVIRONMENTS)}"
-            )
-        errors.one_of("env", self.env, ENVIRONMENTS)
         errors.one_of("memory", self.memory, MODELS)
-        for name in ("steps", "environments", "rollout", "hidden", "seeds", "log_every", "keep"):
+        for name in ("steps", "rollout", "hidden", "log_every", "checkpoint_every", "keep"):
             errors.integer(name, getattr(self, name), minimum=1)
-        errors.integer("checkpoint_every", self.checkpoint_every, minimum=1)
         errors.integer("seed", self.seed, minimum=0)
-        if self.seed + self.seeds > 2**32:
-            raise ValueError(f"seed={self.seed} must be below 2**32, with all of its seeds")
         if self.sequence is not None:
             errors.integer("sequence", self.sequence, minimum=1)
             if self.rollout % self.sequence:
                 raise ValueError(
                     f"sequence={self.sequence} must divide rollout={self.rollout} evenly"
                 )
-        if isinstance(self.agent, PPO) and self.sequences % self.agent.minibatches:
-            raise ValueError(
-                f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
-                f"of a rollout (environments={self.environments} times rollout / sequence)"
-            )
 
     @property
-    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
-        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
+    def seeds_in_all(self) -> int:
+        return 1
+
+    @property
+    def rollouts(self) -> int:
+        """How many an update learns from, each of one environment."""
+        raise NotImplementedError
 
     @property
     def sequence_length(self) -> int:
@@ -93,11 +115,11 @@ class TrainConfig(Settings):
 
     @property
     def sequences(self) -> int:
-        return self.environments * (self.rollout // self.sequence_length)
+        return self.rollouts * (self.rollout // self.sequence_length)
 
     @property
     def steps_per_update(self) -> int:
-        return self.environments * self.rollout
+        return self.rollouts * self.rollout
 
     @property
     def updates(self) -> int:
@@ -113,10 +135,101 @@ class TrainConfig(Settings):
         return {**values, "algorithm": agent}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         values = dict(values)
         try:
             agent = AGENTS[values.pop("algorithm")](**values.pop("agent"))
             return cls(**values, agent=agent)
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not the configuration of a run: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config, Settings):
+    """A run in a JAX environment."""
+
+    agent: A2C | PPO = field(default_factory=A2C)
+
+    def __post_init__(self) -> None:
+        if registry.on_host(self.env):
+            raise ValueError(
+                f"env={self.env!r} is an environment of Gymnasium; its configuration is a "
+                "HostConfig"
+            )
+        errors.one_of("env", self.env, registry.ENVIRONMENTS)
+        for name in ("environments", "seeds"):
+            errors.integer(name, getattr(self, name), minimum=1)
+        super().__post_init__()
+        if self.seed + self.seeds > 2**32:
+            raise ValueError(f"seed={self.seed} must be below 2**32, with all of its seeds")
+        if isinstance(self.agent, PPO) and self.sequences % self.agent.minibatches:
+            raise ValueError(
+                f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
+                f"of a rollout (environments={self.environments} times rollout / sequence)"
+            )
+
+    @property
+    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
+        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
+
+    @property
+    def seeds_in_all(self) -> int:
+        return self.seeds
+
+    @property
+    def rollouts(self) -> int:
+        return self.environments
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostConfig(Config, HostSettings):
+    """A run in an environment of Gymnasium: actors, a queue, a learner (`asynchronous.py`)."""
+
+    agent: A2C | PPO = field(default_factory=APPO)
+
+    def __post_init__(self) -> None:
+        if not registry.on_host(self.env):
+            raise ValueError(f"env={self.env!r} must be gym:<id>, or one that runs on the host")
+        super().__post_init__()
+        for name in ("workers", "envs_per_worker", "actors", "queue"):
+            errors.integer(name, getattr(self, name), minimum=1)
+        errors.integer("restarts", self.restarts, minimum=0)
+        errors.number("timeout", self.timeout, minimum=0.0, above=True)
+        for name in ("synchronous", "processes"):
+            errors.boolean(name, getattr(self, name))
+        errors.integer_between("seed", self.seed, 0, 2**32 - 1)
+        if self.workers % self.actors:
+            raise ValueError(f"actors={self.actors} must divide workers={self.workers} evenly")
+        if not isinstance(self.agent, APPO):
+            raise ValueError(
+                f"algorithm={type(self.agent).__name__.lower()!r} knows nothing of policies that "
+                "are older than the learner's; environments of Gymnasium are trained with 'appo'"
+            )
+        if self.batch is not None:
+            errors.integer("batch", self.batch, minimum=1)
+            if self.batch % self.rollout:
+                raise ValueError(f"batch={self.batch} must be a multiple of rollout={self.rollout}")
+        if self.synchronous and self.rollouts != self.environments:
+            raise ValueError(
+                f"batch={self.batch} must be a rollout of every environment, "
+                f"{self.environments * self.rollout}, or left out, for synchronous=True"
+            )
+        if self.sequences % self.agent.minibatches:
+            raise ValueError(
+                f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
+                f"of a batch of {self.steps_per_update} steps"
+            )
+
+    @property
+    def environments(self) -> int:
+        return self.workers * self.envs_per_worker
+
+    @property
+    def rollouts(self) -> int:
+        return self.environments if self.batch is None else self.batch // self.rollout
+
+
+def config_from(values: dict[str, Any]) -> TrainConfig | HostConfig:
+    """The configuration that `to_dict` made."""
+    host = registry.on_host(str(values.get("env")))
+    return (HostConfig if host else TrainConfig).from_dict(values)

@@ -37,6 +37,12 @@ def evaluate(
 
     To stop when enough have ended, wherever they were, would prefer the short ones.
     """
+    from agalite.training import host
+
+    if isinstance(world, host.HostWorld):
+        return host.evaluate(
+            model, world, episodes=episodes, seed=seed, greedy=greedy, together=together
+        )
     errors.integer("episodes", episodes, minimum=1)
     errors.integer("together", together, minimum=1)
     count = min(together, episodes)
@@ -80,6 +86,10 @@ def film(
     model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False
 ) -> float:
     """One episode as a moving picture; returns its return."""
+    from agalite.training import host
+
+    if isinstance(world, host.HostWorld):
+        return host.film(model, world, out, seed=seed, greedy=greedy)
     picture.check_path(out)
 
     def act(key: Array, memory: Any, obs: Array, first: Array) -> tuple[Any, Array]:

@@ -1,4 +1,4 @@
-"""The numbers of a run over time: metrics.csv, and the same for TensorBoard.
+"""The numbers of a run over time: metrics.csv, and the same for TensorBoard (and W&B, if asked).
 
 metrics.csv has a line for each write and seed: step, seed, then the metrics by name. Each write is
 on the disk before `write` returns, so that a killed process loses at most the lines it was writing;
@@ -18,6 +18,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from agalite import errors, files
+from agalite.training import wandb_log
 from agalite.training.run import Run
 
 _FIXED = ["step", "seed"]
@@ -27,10 +28,12 @@ class MetricsWriter:
     """Writes the metrics of all seeds of a run that is open for writing.
 
     `resume_step` is the step of the checkpoint that training goes on from: later lines are dropped.
-    None is a run that begins.
+    None is a run that begins. `quiet`: what W&B has to say goes to run.log alone.
     """
 
-    def __init__(self, run: Run, seeds: int, resume_step: int | None = None):
+    def __init__(
+        self, run: Run, seeds: int, resume_step: int | None = None, *, quiet: bool = False
+    ) -> None:
         errors.integer("seeds", seeds, minimum=1)
         run.require_writing()
         self._path, self._seeds = run.metrics_path, seeds
@@ -48,6 +51,7 @@ class MetricsWriter:
         except BaseException:
             self._file.close()
             raise
+        self._sender = wandb_log.Sender(run, quiet=quiet) if wandb_log.is_marked(run) else None
 
     def write(self, step: int, rows: Sequence[Mapping[str, SupportsFloat]]) -> None:
         """One row of metrics per seed, all with the names of the first row ever written."""
@@ -75,16 +79,19 @@ class MetricsWriter:
                     board.add_scalar(name, value, step)
             board.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        """`failed` is for W&B, which shows how a run ended."""
         self._file.close()
         for board in self._boards:
             board.close()
+        if self._sender is not None:
+            self._sender.close(failed=failed)
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def _drop_after(self, step: int) -> None:
         whole = _whole_lines(self._path)

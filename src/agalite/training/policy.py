@@ -1,4 +1,4 @@
-"""A trained agent that you can call: `policy = load_policy("runs/NAME")`."""
+"""A trained agent that you can call: `policy = agalite.load_policy("runs/NAME")`."""
 
 import os
 from typing import Any, NamedTuple
@@ -7,23 +7,34 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from agalite import errors
+from agalite.memory.layers import turned
+from agalite.nets.actions import Categorical, Distribution
 from agalite.nets.actor_critic import ActorCritic
 from agalite.training.checkpoint import Checkpoints
+from agalite.training.config import HostConfig
+from agalite.training.host import HostTrainer
 from agalite.training.loop import Trainer
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
-from agalite.training.train import config_of
+from agalite.training.session import config_of
 
 
 class Loaded(NamedTuple):
     """A model out of a run, with the world it was trained in."""
 
     model: ActorCritic
-    trainer: Trainer
+    trainer: Trainer | HostTrainer
     step: int
+
+
+class State(eqx.Module):
+    """What an agent remembers: of one episode, or of `batch` of them, along a first axis."""
+
+    memory: Any
+    batch: int | None = eqx.field(static=True)
 
 
 class Policy:
@@ -31,49 +42,138 @@ class Policy:
 
     state = policy.initial_state()
     action, state = policy.act(obs, state, reset=first_of_an_episode)
+
+    With `initial_state(batch=N)` it acts for N at once: obs (N, ...), reset (N,), actions (N, ...).
+    `greedy` takes the likeliest action, otherwise one is sampled: the same ones for the same
+    `seed`. Observations are as the world gives them; `dtype` is that of its observation space.
     """
 
-    def __init__(self, model: ActorCritic, *, greedy: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, model: ActorCritic, *, greedy: bool = False, seed: int = 0, dtype: Any = np.float32
+    ) -> None:
+        errors.boolean("greedy", greedy)
+        errors.integer_between("seed", seed, 0, 2**32 - 1)
         self.model, self.greedy = model, greedy
+        self._dtype = np.dtype(dtype)
         self._key = jax.random.key(seed)
         self._calls = 0
+        # Weights go in as a plain list: walking through a model's modules takes longer than the
+        # rest of a call.
+        arrays, rest = eqx.partition(turned(model), eqx.is_array)
+        self._weights, structure = jax.tree.flatten(arrays)
 
-        @eqx.filter_jit
-        def act(model: ActorCritic, state: Any, obs: Array, reset: Array, key: Array) -> Any:
-            state, policy, _ = model.step(state, obs, reset)
-            action = policy.mode() if greedy else policy.sample(key)
-            return model.to_world(action), state
+        def look(
+            weights: list[Array], state: State, obs: Array, reset: Array
+        ) -> tuple[State, Distribution, Array]:
+            model: ActorCritic = eqx.combine(jax.tree.unflatten(structure, weights), rest)
+            step = model.step if state.batch is None else jax.vmap(model.step)
+            memory, policy, value = step(state.memory, obs, reset)
+            return State(memory, state.batch), policy, value
 
-        self._act = act
+        def act(
+            weights: list[Array], state: State, obs: Array, reset: Array, key: Array, call: Array
+        ) -> tuple[Array, State]:
+            state, policy, _ = look(weights, state, obs, reset)
 
-    def initial_state(self) -> Any:
-        return self.model.initial_state()
+            def choose(policy: Distribution, key: Array) -> Array:
+                return model.to_world(policy.mode() if greedy else policy.sample(key))
+
+            key = jax.random.fold_in(key, call)
+            if state.batch is None:
+                return choose(policy, key), state
+            return jax.vmap(choose)(policy, jax.random.split(key, state.batch)), state
+
+        self._look, self._act = jax.jit(look), jax.jit(act)
+
+    def initial_state(self, batch: int | None = None) -> State:
+        """Before the first observation of an episode, or of `batch` episodes side by side."""
+        memory = self.model.initial_state()
+        if batch is not None:
+            errors.integer("batch", batch, minimum=1)
+            memory = jax.tree.map(lambda x: jnp.repeat(x[None], batch, axis=0), memory)
+        return State(memory, batch)
 
     def act(
-        self, obs: Shaped[Array, "..."] | np.ndarray, state: Any, reset: bool = False
-    ) -> tuple[np.ndarray, Any]:
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+    ) -> tuple[Any, State]:
         """obs (...) -> action, state; `reset` is true when an episode begins with this one."""
-        key = jax.random.fold_in(self._key, self._calls)
+        inputs = self._checked(obs, state, reset)
+        call = np.uint32(self._calls % 2**32)
         self._calls += 1
-        action, state = self._act(self.model, state, jnp.asarray(obs), jnp.asarray(reset), key)
-        return np.asarray(action), state
+        action, state = self._act(self._weights, *inputs, self._key, call)
+        # A single choice comes as a number, not as an array (): environments look it up in tables.
+        return np.asarray(action)[()], state
+
+    def value(
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+    ) -> Float[np.ndarray, "..."]:
+        """() or (N,): the return, discounted, that the critic expects from here on."""
+        return np.asarray(self._look(self._weights, *self._checked(obs, state, reset))[2])[()]
+
+    def probabilities(
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+    ) -> Float[np.ndarray, "... n"]:
+        """(n,) or (N, n): of each of n actions, where an action is one choice of n."""
+        policy = self._look(self._weights, *self._checked(obs, state, reset))[1]
+        if not isinstance(policy, Categorical):
+            raise ValueError("probabilities are of single choices; these actions are not")
+        return np.asarray(jax.nn.softmax(policy.logits, axis=-1))
+
+    def _checked(self, obs: Any, state: Any, reset: Any) -> tuple[State, np.ndarray, np.ndarray]:
+        if not isinstance(state, State):
+            raise ValueError(
+                f"state is a {type(state).__name__}; it must come from policy.initial_state() or "
+                "policy.act()"
+            )
+        batch = () if state.batch is None else (state.batch,)
+        resets = np.asarray(reset)
+        if resets.dtype.kind not in "biu" or resets.shape not in ((), batch):
+            more = f", or {state.batch} of them" if batch else ""
+            raise ValueError(f"reset={reset!r} must be True or False{more}")
+        values = _numbers(obs, self._dtype)
+        errors.shape("obs", values, (*batch, *self.model.encoder.shape))
+        errors.finite("obs", values)
+        return state, values.astype(self._dtype), np.broadcast_to(resets.astype(bool), batch)
+
+
+def _numbers(obs: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """Whole numbers stay whole: pixels from 0 to 1 where 0 to 255 are expected are a mistake."""
+    try:
+        values = np.asarray(obs)
+    except ValueError as error:  # lists of unequal length
+        raise ValueError(f"obs is not an array: {error}") from error
+    whole = dtype.kind in "iu"
+    if values.dtype.kind not in ("iu" if whole else "biuf"):
+        raise ValueError(f"obs has dtype {values.dtype}; expected {dtype}")
+    if whole and values.dtype != dtype and values.size:
+        low, high = values.min(), values.max()
+        if low < np.iinfo(dtype).min or high > np.iinfo(dtype).max:
+            raise ValueError(f"obs goes from {low} to {high}; expected {dtype}")
+    return values
 
 
 def load_policy(
     folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False,
-    greedy: bool = False,
+    greedy: bool = False, seed: int = 0,
 ) -> Policy:  # fmt: skip
     """The agent of a run as its newest checkpoint has it, or its best."""
-    return Policy(load(folder, seed_number=seed_number, best=best).model, greedy=greedy)
+    model, trainer, _ = load(folder, seed_number=seed_number, best=best)
+    space: Any = trainer.world.observation_space(trainer.world.default_params)
+    return Policy(model, greedy=greedy, seed=seed, dtype=space.dtype)
 
 
 def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False) -> Loaded:
     run = Run.open(folder)
     config = config_of(run)
-    errors.integer_between("seed_number", seed_number, 0, config.seeds - 1)
+    errors.integer_between("seed_number", seed_number, 0, config.seeds_in_all - 1)
+    checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
+    which = checkpoints.best() if best else None
+    if isinstance(config, HostConfig):
+        trainer = HostTrainer(config)
+        step, state = checkpoints.restore(trainer.learner.like(), which)
+        return Loaded(trainer.model(state.weights), trainer, step)
     trainer = Trainer(config)
     like = jax.eval_shape(Seeds(config.seeds).over(trainer.begin), config.seed_numbers)
-    checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
-    step, state = checkpoints.restore(like, checkpoints.best() if best else None)
+    step, state = checkpoints.restore(like, which)
     weights = jax.tree.map(lambda x: x[seed_number], state.weights)
     return Loaded(trainer.model(weights), trainer, step)

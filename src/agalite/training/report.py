@@ -16,7 +16,7 @@ def evaluation(
     together: int, video: Path | None,
 ) -> None:  # fmt: skip
     if video is not None:
-        picture.check_path(video)
+        picture.check_path(video, "video")
     model, trainer, step = load(folder, seed_number=seed_number, best=best)
     world = trainer.world
     scores = evaluate(model, world, episodes=episodes, seed=seed, greedy=greedy, together=together)

@@ -27,11 +27,12 @@ class Seeds:
         self.sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def compile(
-        self, function: Callable[..., Any], *, shared: int = 0, donate: bool = False
-    ) -> Any:
+        self, function: Callable[..., Any], *, shared: int = 0, donate: bool = False,
+        one_by_one: bool = False,
+    ) -> Any:  # fmt: skip
         """`over`, compiled; arrays stay on the devices that use them."""
         return jax.jit(
-            self.over(function, shared=shared),
+            self.over(function, shared=shared, one_by_one=one_by_one),
             out_shardings=self.sharding,
             donate_argnums=(0,) if donate else (),
         )
@@ -40,12 +41,20 @@ class Seeds:
         """Arrays (count, ...) onto the devices that will use them."""
         return jax.device_put(tree, self.sharding)
 
-    def over(self, function: Callable[..., Any], *, shared: int = 0) -> Callable[..., Any]:
-        """`function` for all seeds; its last `shared` arguments are the same for all."""
+    def over(
+        self, function: Callable[..., Any], *, shared: int = 0, one_by_one: bool = False
+    ) -> Callable[..., Any]:
+        """`function` for all seeds; its last `shared` arguments are the same for all.
+
+        `one_by_one` is for what must not be batched: two devices that each factorise a batch of
+        matrices, as orthogonal weights are drawn, wait for ever for the same threads (jax 0.10).
+        """
         share = self.count // len(self.devices)
 
         def local(*args: Any) -> Any:
             own, common = args[: len(args) - shared], args[len(args) - shared :]
+            if share > 1 and one_by_one:
+                return jax.lax.map(lambda mine: function(*mine, *common), own)
             if share > 1:
                 axes = (*(0 for _ in own), *(None for _ in common))
                 return jax.vmap(function, axes)(*own, *common)

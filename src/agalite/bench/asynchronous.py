@@ -1,0 +1,127 @@
+"""`agalite bench throughput --async`: acting and learning side by side against one after the other.
+
+The environment takes 5 ms for a step and hardly any of the processor; the agent is AGaLiTe at the
+paper's T-Maze size, 8 environments, rollouts of 64, one epoch. Both ways use the same actors, the
+same learner and the same processes; synchronously one group acts, then the learner learns, and
+nothing overlaps. They take turns in one run.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from agalite.agents.appo import APPO
+from agalite.bench.report import at_least, at_most, show_targets, write_results
+from agalite.bench.slow import ID
+from agalite.bench.timing import progress_bar, spread
+from agalite.training.config import HostConfig
+from agalite.training.learner import Learner
+from agalite.training.local import LocalActors
+from agalite.training.network import Network
+from agalite.training.session import remember_programs
+from agalite.training.trajectory import stack
+
+SETTINGS: dict[str, Any] = {
+    "env": f"gym:agalite.bench.slow:{ID}", "memory": "agalite", "workers": 4, "envs_per_worker": 2,
+    "rollout": 64, "agent": APPO(), "steps": 10**9,
+}  # fmt: skip
+UPDATES = 5  # timed in each round
+TARGET = 1.5
+
+
+class Session:
+    """A run without its folder: actors and a learner that go on where they stopped."""
+
+    def __init__(self, name: str, *, synchronous: bool) -> None:
+        self.name = name
+        self.config = HostConfig(**SETTINGS, synchronous=synchronous)
+        self._place = LocalActors(self.config)
+        network = Network(self.config, *self._place.spaces)
+        self._learner = Learner(self.config, network)
+        self._state = self._learner.begin(np.uint32(0))
+        self._place.start(network, 0, self._state.weights, print)
+        self.rates: list[float] = []
+        self.lags: list[float] = []
+        self.stalled: list[float] = []
+
+    def learn(self) -> None:
+        batch = None
+        while batch is None:
+            batch = self._place.take(self.config.rollouts, 1.0)
+        rollout, starts, versions = stack(batch)
+        self.lags.append(float(np.mean(int(self._state.update) - versions)))
+        state, _ = self._learner.update(self._state, rollout, starts)
+        self._state = jax.block_until_ready(state)
+        self._place.publish(int(state.update), state.weights)
+
+    def measure(self) -> None:
+        """What waited since the last round is used up first."""
+        for _ in range(1 + self.config.queue):
+            self.learn()
+        self._place.news()
+        start = time.perf_counter()
+        for _ in range(UPDATES):
+            self.learn()
+        seconds = time.perf_counter() - start
+        self.rates.append(UPDATES * self.config.steps_per_update / seconds)
+        said = self._place.news()
+        self.stalled.append(sum(d.stalled for d in said) / max(sum(d.seconds for d in said), 1e-9))
+
+    def close(self) -> None:
+        self._place.close()
+
+
+def run(*, rounds: int, out: Path | None) -> None:
+    remember_programs()
+    sessions: list[Session] = []
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task("starting", total=2 * rounds)
+            for name in ("synchronous", "asynchronous"):
+                sessions.append(Session(name, synchronous=name == "synchronous"))
+                sessions[-1].learn()  # compiles
+            progress.update(task, description="timing")
+            for _ in range(rounds):
+                for session in sessions:
+                    session.measure()
+                    progress.advance(task)
+    finally:
+        for session in sessions:
+            session.close()
+    rows = [_row(session) for session in sessions]
+    Console().print(_table(rows))
+    ratio = float(np.median(np.divide(sessions[1].rates, sessions[0].rates)))
+    targets = [
+        at_least("asynchronous by synchronous, steps a second", ratio, TARGET),
+        at_most("policy lag, asynchronous, in updates", rows[1]["policy_lag"], 3.0),
+    ]
+    show_targets(targets)
+    if out is not None:
+        write_results(out, {"ways": rows, "targets": targets})
+
+
+def _row(session: Session) -> dict[str, Any]:
+    return {
+        "name": session.name,
+        "steps_per_second": float(np.median(session.rates)),
+        "spread": spread(session.rates),
+        "policy_lag": float(np.mean(session.lags)),
+        "environments_stalled": float(np.median(session.stalled)),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="5 ms a step, 8 environments")
+    for column in ("", "steps/s", "spread", "policy lag", "environments wait"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        table.add_row(
+            row["name"], f"{row['steps_per_second']:,.0f}", f"{100 * row['spread']:.0f}%",
+            f"{row['policy_lag']:.2f}", f"{100 * row['environments_stalled']:.0f}%",
+        )  # fmt: skip
+    return table

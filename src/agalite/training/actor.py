@@ -1,0 +1,246 @@
+"""An actor: environments of its own, the newest weights, and rollouts that it hands over.
+
+Its workers form two groups. While one group's environments step, the network looks at what the
+other's have answered, so that neither waits for the other:
+
+    group 0   step ......  look  step ......  look  step ......
+    group 1        look  step ......  look  step ......  look
+
+Weights are exchanged between sequences, never inside one, and what the memory has cached is made
+anew for them. An environment that fails costs the rollout that it was in and nothing else: the
+other environments of its group go on, and it joins them again with the next rollout.
+
+This is the only actor there is. A thread runs it on one machine (`local.py`), an actor of Ray on
+many (`cluster.py`).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from agalite.agents.rollout import Rollout
+from agalite.envs import registry
+from agalite.envs.bridge import GymnasiumVector
+from agalite.training.config import HostConfig
+from agalite.training.exchange import Parameters
+from agalite.training.group import Faults, Group, Received, split
+from agalite.training.network import Network
+from agalite.training.trajectory import Delivery, Trajectory, merge
+
+
+def make_worker(config: HostConfig, seed: int, **more: Any) -> GymnasiumVector:
+    """A worker of a run: its environments, each in a process of its own or all in this one."""
+    options = {
+        "count": config.envs_per_worker, "asynchronous": config.processes,
+        "timeout": config.timeout if config.processes else None, "seed": seed,
+    }  # fmt: skip
+    made = registry.make(config.env, **{**config.env_options, **options, **more})
+    assert isinstance(made, GymnasiumVector)
+    return made
+
+
+def seed_for(config: HostConfig, begun: int, actor: int, worker: int, life: int = 0) -> int:
+    """Of a worker's environments. `begun` is the update at which the run was begun or resumed: no
+    episode is played twice."""
+    entropy = [config.seed, begun, actor, worker, life]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+class Actor:
+    """`for delivery in actor.deliveries(): ...`, then `close`.
+
+    `index` is its number among the run's actors; `begun` see `seed_for`; `tell` takes lines for the
+    run's log.
+    """
+
+    def __init__(
+        self, config: HostConfig, index: int, parameters: Parameters,
+        *, begun: int, tell: Callable[[str], None], network: Network | None = None,
+        first: GymnasiumVector | None = None,
+    ) -> None:  # fmt: skip
+        """`network` and `first`, a worker, are made if not given."""
+        self._faults = Faults(config.restarts, tell)
+        self._stopped = False
+
+        def seed(worker: int, life: int) -> int:
+            return seed_for(config, begun, index, worker, life)
+
+        own = config.workers // config.actors
+        first = first or make_worker(config, seed(0, 0))
+        self.groups: list[Group] = []
+        self._tracks: list[_Track] = []
+        try:
+            for numbers in split(own, 1 if config.synchronous else min(2, own)):
+                start = numbers[0]
+                self.groups.append(Group(
+                    first if start == 0 else first.another(seed(start, 0)), numbers,
+                    actor=f"actor {index}", seed=seed, faults=self._faults,
+                ))  # fmt: skip
+            network = network or Network(config, first.observation_space, first.action_space)
+            key = jax.random.key(seed(own, 0))
+            self._tracks = [
+                _Track(config, network, group, parameters, jax.random.fold_in(key, i))
+                for i, group in enumerate(self.groups)
+            ]
+        except BaseException:
+            self.close()
+            raise
+
+    def deliveries(self) -> Iterator[Delivery]:
+        """One for each rollout of each group. Acting goes on only while somebody asks for more."""
+        faults, stalled = 0, 0.0
+        began = last = time.perf_counter()
+        for track in self._tracks:
+            track.begin()
+            track.send()
+        alone = len(self._tracks) == 1
+        while True:
+            for track in self._tracks:
+                if self._stopped:
+                    return
+                if not alone and track.group.ready():
+                    # They have waited, it is not known for how long: at most since we last did.
+                    stalled += time.perf_counter() - last
+                track.receive()
+                last = time.perf_counter()
+                if track.whole:
+                    trajectories, episodes, lost = track.hand_over()
+                    now = time.perf_counter()
+                    yield Delivery(
+                        trajectories, episodes, lost, self._faults.count - faults, stalled,
+                        now - began,
+                    )  # fmt: skip
+                    faults, stalled, began = self._faults.count, 0.0, now
+                track.send()
+                if alone:
+                    stalled += time.perf_counter() - last
+
+    def stop(self) -> None:
+        """Ends the deliveries soon; from any thread."""
+        self._stopped = self._faults.over = True
+
+    def close(self) -> None:
+        """Ends the environments, whatever they are doing."""
+        self.stop()
+        for group in self.groups:
+            group.close()
+
+
+class _Track:
+    """A group's place in its rollout, and what is written down of it."""
+
+    def __init__(
+        self, config: HostConfig, network: Network, group: Group, parameters: Parameters, key: Any
+    ) -> None:
+        self.group = group
+        self._steps, self._length = config.rollout, config.sequence_length
+        self._network, self._parameters, self._key = network, parameters, key
+        self._version, weights = parameters.latest
+        self._weights = network.prepare(weights)
+        self._memory = network.initial_memory(weights, group.count)
+        self._acted = 0
+        self._clear()
+
+    @property
+    def whole(self) -> bool:
+        return self._t == self._steps
+
+    def begin(self) -> None:
+        self._obs = _narrow(self.group.reset())
+        self._resets = np.ones(self.group.count, bool)
+
+    def send(self) -> None:
+        """Look at the observations and let the environments go on."""
+        if self._t % self._length == 0:
+            self._exchange_weights()
+            self._starts.append(self._memory)
+            self._versions.append(self._version)
+        acted = self._network.act(
+            self._weights, self._memory, self._obs, self._resets, self._key,
+            np.uint32(self._acted % 2**32),
+        )  # fmt: skip
+        self._acted += 1
+        self._memory = acted.memory
+        self.group.send(np.asarray(acted.actions))
+        self._rows.append((self._obs, self._resets, acted.sampled, acted.log_probs, acted.values))
+
+    def receive(self) -> None:
+        """Wait for the environments and write down what they did."""
+        got = self.group.receive()
+        self._torn |= got.torn
+        ends = got.terminated | got.truncated
+        after = np.zeros(self.group.count, np.float32)
+        if got.truncated.any():
+            final = self._expect(_narrow(got.final), np.zeros(self.group.count, bool))
+            after[got.truncated] = final[got.truncated]
+        self._answers.append((got.rewards, ends, after))
+        self._count_episodes(got, ends & ~got.torn)
+        self._obs, self._resets = _narrow(got.obs), ends
+        self._t += 1
+
+    def hand_over(self) -> tuple[list[Trajectory], dict[str, tuple[float, int]], int]:
+        """The rollouts of all environments that came through it, and how many did not."""
+        obs, resets, sampled, log_probs, values = _stack(self._rows)
+        rewards, ends, after = _stack(self._answers)
+        # What follows the last step is seen but not yet remembered: the next rollout begins so.
+        last = self._expect(self._obs, self._resets)
+        following = np.concatenate([values[1:], last[None]])
+        next_values = np.where(ends, after, following)
+        columns = (obs, resets, sampled, log_probs, values, rewards, ends, next_values)
+        starts = jax.tree.map(lambda *rows: np.stack([np.asarray(x) for x in rows]), *self._starts)
+        versions = np.array(self._versions)
+
+        def of(x: Any, b: Any) -> Any:
+            return np.ascontiguousarray(x[:, b])
+
+        trajectories = [
+            Trajectory(
+                Rollout(*(of(x, b) for x in columns)),
+                jax.tree.map(lambda x, b=b: of(x, b), starts),
+                versions,
+            )
+            for b in np.flatnonzero(~self._torn)
+        ]
+        episodes, lost = self._episodes, int(self._torn.sum())
+        self._clear()
+        return trajectories, episodes, lost
+
+    def _clear(self) -> None:
+        self._t = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._answers: list[tuple[np.ndarray, ...]] = []
+        self._starts: list[Any] = []
+        self._versions: list[int] = []
+        self._torn = np.zeros(self.group.count, bool)
+        self._episodes: dict[str, tuple[float, int]] = {}
+
+    def _exchange_weights(self) -> None:
+        version, weights = self._parameters.latest
+        if version != self._version:
+            self._version, self._weights = version, self._network.prepare(weights)
+            self._memory = self._network.refresh(self._weights, self._memory, self._resets)
+
+    def _expect(self, obs: np.ndarray, resets: Bool[np.ndarray, " B"]) -> np.ndarray:
+        return np.asarray(self._network.expect(self._weights, self._memory, obs, resets))
+
+    def _count_episodes(self, got: Received, ended: Bool[np.ndarray, " B"]) -> None:
+        counted = {}
+        for name, values in got.charts.items():
+            told = ended & ~np.isnan(values)
+            # Also where none ended: the names must be known before the first row of metrics.
+            counted[name] = (float(values[told].sum()), int(told.sum()))
+        self._episodes = merge(self._episodes, counted)
+
+
+def _stack(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
+    """Tuples of arrays (...), one for each step, as arrays (T, ...)."""
+    return [np.stack([np.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
+
+
+def _narrow(obs: np.ndarray) -> np.ndarray:
+    """As JAX will have it: half the bytes to keep."""
+    return obs.astype(np.float32) if obs.dtype == np.float64 else obs

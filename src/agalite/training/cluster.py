@@ -1,0 +1,244 @@
+"""Actors on a Ray cluster: the actor of `actor.py`, in processes of their own, on any machine.
+
+Each is asked for its next rollouts twice over, so that it has something to do while the learner
+learns; what is finished waits in the object store until the learner comes for it. Nothing else
+waits anywhere, so no policy grows old. An actor that dies, alone or with its machine, takes the
+rollouts with it that it was in, and another takes its place, wherever there is one.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from agalite.envs.workers import Fault
+from agalite.training.actor import Actor, make_worker, seed_for
+from agalite.training.config import HostConfig
+from agalite.training.exchange import Parameters
+from agalite.training.group import TooManyFaults
+from agalite.training.network import Network
+from agalite.training.trajectory import Delivery, Trajectory
+
+_AHEAD = 2  # deliveries that an actor is asked for before the first has come
+_PATIENCE = 300.0  # seconds until the first actor must have found a place and made its environments
+
+
+class Said(NamedTuple):
+    delivery: Delivery | None
+    log: list[str]
+    enough: str | None = None
+    """Why the run must stop: environments fail too often."""
+
+
+class Remote:
+    """What runs in a process of Ray: an actor, and the newest weights it was sent."""
+
+    def __init__(self, config: HostConfig, index: int) -> None:
+        from agalite.training.session import remember_programs
+
+        remember_programs()
+        self._config, self._index = config, index
+        self._log: list[str] = []
+        self._failure: str | None = None
+        self._first = make_worker(config, seed_for(config, 0, index, 0))
+
+    def spaces(self) -> tuple[Any, Any]:
+        return self._first.observation_space, self._first.action_space
+
+    def start(self, version: int, weights: Any) -> None:
+        self._parameters = Parameters(version, weights)
+        try:
+            actor = Actor(
+                self._config, self._index, self._parameters, begun=version, tell=self._log.append,
+                first=self._first,
+            )  # fmt: skip
+            self._deliveries = actor.deliveries()
+        except Fault as error:
+            self._failure = f"environments cannot be started: {error}"
+
+    def publish(self, version: int, weights: Any) -> None:
+        self._parameters.publish(version, weights)
+
+    def next(self) -> Said:
+        if self._failure is not None:
+            return Said(None, [], self._failure)
+        try:
+            delivery, enough = next(self._deliveries), None
+        except TooManyFaults as error:
+            delivery, enough = None, str(error)
+        log, self._log[:] = list(self._log), []
+        return Said(delivery, log, enough)
+
+
+class RayActors:
+    """A placement: `start`, then `take` and `publish` by turns, then `close`.
+
+    `address` is that of a cluster; "auto" finds one, or starts one on this machine.
+    """
+
+    def __init__(self, config: HostConfig, address: str) -> None:
+        if config.synchronous:
+            raise ValueError("synchronous=True is for comparisons on one machine; leave out ray")
+        self._ray, self._config = _ray(), config
+        self._ours = _connect(self._ray, address)
+        self._pending: dict[Any, int] = {}
+        self._items: deque[Trajectory] = deque()
+        self._news: list[Delivery] = []
+        self._faults = 0
+        self._lives = [0] * config.actors
+        self._actors: list[Any] = []
+        try:
+            self._actors = [self._make(i) for i in range(config.actors)]
+            self.spaces = self._ray.get(self._actors[0].spaces.remote(), timeout=_PATIENCE)
+        except self._ray.exceptions.RayError as error:
+            self.close()
+            why = str(error).strip().splitlines()[-1]  # what the actor itself raised
+            raise ValueError(f"actors cannot be made on the Ray cluster: {why}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def start(
+        self, network: Network, version: int, weights: Any, tell: Callable[[str], None]
+    ) -> None:
+        """Begin to act with these weights; `tell` takes lines for the run's log."""
+        del network  # every actor makes its own
+        self._tell, self._version = tell, version
+        self._weights = self._ray.put(jax.device_get(weights))
+        for i in range(self._config.actors):
+            self._begin(i)
+
+    def publish(self, version: int, weights: Any) -> None:
+        self._version, self._weights = version, self._ray.put(jax.device_get(weights))
+        for actor in self._actors:
+            actor.publish.remote(version, self._weights)
+
+    def take(self, count: int, timeout: float) -> list[Trajectory] | None:
+        """So many rollouts, or None if they are not there in time."""
+        end = time.monotonic() + timeout
+        while len(self._items) < count:
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=left)
+            for ref in ready:
+                self._receive(ref)
+        return [self._items.popleft() for _ in range(count)]
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts that wait for the learner, of those it has come for."""
+        return len(self._items)
+
+    def news(self) -> list[Delivery]:
+        """What actors have said since last asked, without the rollouts."""
+        said, self._news = self._news, []
+        return said
+
+    def close(self) -> None:
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+        if self._ours:
+            self._ray.shutdown()
+            self._ours = False
+
+    def _make(self, i: int) -> Any:
+        kind = self._ray.remote(concurrency_groups={"weights": 1})(_with_groups(self._ray))
+        # An actor in its second life plays other episodes than in its first.
+        index = i + self._config.actors * self._lives[i]
+        options: dict[str, Any] = {
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "PYTHONPATH": _own_paths()}},
+        }
+        return kind.options(**options).remote(self._config, index)
+
+    def _begin(self, i: int) -> None:
+        self._actors[i].start.remote(self._version, self._weights)
+        for _ in range(_AHEAD):
+            self._ask(i)
+
+    def _ask(self, i: int) -> None:
+        self._pending[self._actors[i].next.remote()] = i
+
+    def _receive(self, ref: Any) -> None:
+        i = self._pending.pop(ref, None)
+        if i is None:  # of an actor that has been replaced meanwhile
+            return
+        try:
+            said: Said = self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError:
+            raise  # a mistake in this program, not in the world around it
+        except self._ray.exceptions.RayError as error:
+            self._replace(i, error)
+            return
+        for line in said.log:
+            self._tell(line)
+        if said.enough is not None:
+            raise TooManyFaults(said.enough)
+        assert said.delivery is not None
+        self._items.extend(said.delivery.trajectories)
+        self._news.append(said.delivery._replace(trajectories=[]))
+        self._ask(i)
+
+    def _replace(self, i: int, error: Exception) -> None:
+        """Another actor for one that died, with everything it was asked for."""
+        self._faults += 1
+        self._tell(f"actor {i} was lost: {error}")
+        if self._faults > self._config.restarts:
+            raise TooManyFaults(
+                f"actors were lost {self._faults} times (restarts={self._config.restarts} are "
+                f"allowed); the last was actor {i}: {str(error).splitlines()[0]}"
+            )
+        lost = self._config.environments // self._config.actors
+        self._news.append(Delivery([], {}, lost, 1, 0.0, 0.0))
+        self._pending = {ref: j for ref, j in self._pending.items() if j != i}
+        self._lives[i] += 1
+        self._ray.kill(self._actors[i])  # it may be out of reach rather than dead
+        self._actors[i] = self._make(i)
+        self._begin(i)
+        self._tell(f"actor {i} is begun again, with {lost} environments")
+
+
+def _with_groups(ray: Any) -> type[Remote]:
+    """`Remote`, whose weights may come while it acts: a thread for each."""
+
+    class ActorOnRay(Remote):
+        @ray.method(concurrency_group="weights")
+        def publish(self, version: int, weights: Any) -> None:
+            super().publish(version, weights)
+
+    return ActorOnRay
+
+
+def _own_paths() -> str:
+    """Where this process finds modules that are not installed: a user's environments, perhaps."""
+    installed = (sys.prefix, sys.base_prefix)
+    found = [p for p in sys.path if os.path.isdir(p) and not p.startswith(installed)]
+    return os.pathsep.join(found)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError('actors on a cluster need Ray: pip install "agalite[ray]"') from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> bool:
+    """Whether a connection was made here, to be closed by us."""
+    if ray.is_initialized():
+        return False
+    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    try:
+        ray.init(address=address, **{k: v for k, v in quiet.items() if k != "include_dashboard"})
+    except ConnectionError as error:
+        if address != "auto":
+            raise ValueError(f"ray={address!r}: there is no cluster to be reached") from error
+        ray.init(**quiet)
+    return True

@@ -1,0 +1,106 @@
+"""The network of a run without its weights, and the compiled programs that act with it.
+
+Actors and learner each make one from the configuration and the spaces; only weights travel.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
+
+from agalite.memory.layers import turned
+from agalite.nets.actor_critic import ActorCritic
+from agalite.training.config import Config
+
+
+class Acted(NamedTuple):
+    """What the network made of B observations."""
+
+    memory: Any
+    """(B, ...), the observations taken in."""
+    actions: Shaped[Array, "B ..."]
+    """As the environments want them."""
+    sampled: Shaped[Array, "B ..."]
+    """As the policy drew them: what is learned from."""
+    log_probs: Float[Array, " B"]
+    values: Float[Array, " B"]
+
+
+class Network:
+    """`prepare` the weights once, when they come; then `act` with what it gave."""
+
+    def __init__(self, config: Config, observation_space: Any, action_space: Any) -> None:
+        self._config = config
+        self._spaces = observation_space, action_space
+        shapes = eqx.filter_eval_shape(self.make, jax.random.key(0))
+        self.parameter_count = shapes.parameter_count
+        self._rest = _without_arrays(shapes)
+        acting = eqx.filter_eval_shape(turned, shapes)
+        self._acting = _without_arrays(acting)
+        self._structure = jax.tree.structure(eqx.filter(acting, _is_shape))
+        self.prepare = jax.jit(self._prepare)
+        self.act = jax.jit(self._act)
+        self.expect = jax.jit(self._expect)
+        self.refresh = jax.jit(self._refresh)
+
+    def make(self, key: PRNGKeyArray) -> ActorCritic:
+        c = self._config
+        return ActorCritic.make(
+            *self._spaces, memory=c.memory, memory_options=c.memory_options, encoder=c.encoder,
+            hidden=c.hidden, key=key,
+        )  # fmt: skip
+
+    def model(self, weights: Any) -> ActorCritic:
+        return eqx.combine(weights, self._rest)
+
+    def initial_memory(self, weights: Any, count: int) -> Any:
+        """(B, ...): before the first observation of an episode."""
+        state = self.model(weights).initial_state()
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), state)
+
+    def _prepare(self, weights: Any) -> list[Array]:
+        """The weights laid out for a few rows at a time, and as a plain list: at every call JAX
+        walks through what it is given, and through a model's modules that takes longer than a
+        small network's step."""
+        return jax.tree.leaves(eqx.filter(turned(self.model(weights)), eqx.is_array))
+
+    def _prepared(self, prepared: list[Array]) -> ActorCritic:
+        return eqx.combine(jax.tree.unflatten(self._structure, prepared), self._acting)
+
+    def _act(
+        self, prepared: list[Array], memory: Any, obs: Shaped[Array, "B ..."],
+        resets: Bool[Array, " B"], key: PRNGKeyArray, count: UInt32[Array, ""],
+    ) -> Acted:  # fmt: skip
+        """`count` is different at every call with the same key."""
+        model = self._prepared(prepared)
+        keys = jax.random.split(jax.random.fold_in(key, count), resets.shape[0])
+        memory, policy, values = jax.vmap(model.step)(memory, obs, resets)
+        sampled = jax.vmap(lambda p, k: p.sample(k))(policy, keys)
+        log_probs = jax.vmap(lambda p, a: p.log_prob(a))(policy, sampled)
+        return Acted(memory, jax.vmap(model.to_world)(sampled), sampled, log_probs, values)
+
+    def _expect(
+        self,
+        prepared: list[Array],
+        memory: Any,
+        obs: Shaped[Array, "B ..."],
+        resets: Bool[Array, " B"],
+    ) -> Float[Array, " B"]:
+        """What the critic says to observations that are seen but not remembered."""
+        model = self._prepared(prepared)
+        return jax.vmap(lambda m, o, r: model.step(m, o, r)[2])(memory, obs, resets)
+
+    def _refresh(self, prepared: list[Array], memory: Any, like: Bool[Array, " B"]) -> Any:
+        """The memory for new weights; `like` says only how many there are."""
+        model = self._prepared(prepared)
+        return jax.vmap(model.refresh, axis_size=like.shape[0])(memory)
+
+
+def _without_arrays(shapes: Any) -> Any:
+    return eqx.filter(shapes, _is_shape, inverse=True)
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)

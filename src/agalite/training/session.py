@@ -1,0 +1,118 @@
+"""What every training run does, whichever way it acts: stops when asked, refuses NaN, sums up."""
+
+import math
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from agalite.training import plots
+from agalite.training.checkpoint import Checkpoints
+from agalite.training.config import Config, HostConfig, TrainConfig, config_from
+from agalite.training.metrics import read_metrics
+from agalite.training.run import Run
+
+RETURN, SUCCESS = "charts/episodic_return", "charts/success"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / "jax"
+
+
+class Diverged(ValueError):
+    """A loss is no longer a number."""
+
+
+def config_of(run: Run) -> TrainConfig | HostConfig:
+    added = ("format", "versions")
+    return config_from({k: v for k, v in run.config.items() if k not in added})
+
+
+def remember_programs() -> None:
+    """Compiled programs are kept on disk: a second run starts at once."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(_CACHE))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Over the seeds; over those in which an episode ended, where it is of episodes."""
+    out = {}
+    for name in rows[0]:
+        numbers = [row[name] for row in rows if math.isfinite(row[name])]
+        out[name] = sum(numbers) / len(numbers) if numbers else math.nan
+    return out
+
+
+def refuse_divergence(
+    run: Run, rows: list[dict[str, float]], step: int, checkpoints: Checkpoints
+) -> None:
+    for seed, row in enumerate(rows):
+        for name, value in row.items():
+            if name.startswith("losses/") and not math.isfinite(value):
+                latest = checkpoints.latest()
+                where = (
+                    "there is no checkpoint"
+                    if latest is None
+                    else (f"the last good checkpoint is of step {latest}")
+                )
+                message = (
+                    f"{name} of seed number {seed} became {value} by step {step}; {where} in "
+                    f"{run.checkpoints_folder}. A smaller learning rate or gradient norm may help"
+                )
+                run.log(message)
+                raise Diverged(message)
+
+
+def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates: int) -> None:
+    """Writes the summary and draws the curve; `parameters` is how many the network has."""
+    seeds = config.seeds_in_all
+    table = read_metrics(run.folder)
+    last = table["step"] > 0.9 * table["step"].max()
+    means = {
+        name: float(np.nanmean(table[name][last]))
+        for name in table
+        if name.startswith("charts/") and np.isfinite(table[name][last]).any()
+    }
+    run.write_summary(
+        {
+            "steps": int(table["step"].max()),
+            "seeds": seeds,
+            "parameters": parameters,
+            "last_tenth": means,
+            "seconds_of_this_session": round(seconds, 1),
+            "steps_per_second_of_this_session": round(
+                updates * config.steps_per_update * seeds / max(seconds, 1e-9), 1
+            ),
+        }
+    )
+    shown = [name for name in (RETURN, SUCCESS) if name in table]
+    plots.curve([run.folder], run.curve_path, metric=shown)
+    run.log(f"ended: {means}")
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """A list that holds the signal's number once somebody pressed Ctrl-C or sent SIGTERM.
+
+    A second Ctrl-C is not so patient: it interrupts at once.
+    """
+    asked: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever owns the signals stops us
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

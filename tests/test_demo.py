@@ -1,0 +1,44 @@
+"""`agalite demo`: what `make train` runs."""
+
+import json
+
+import pytest
+
+from agalite import cli, demo
+
+TINY = ["--corridor", "2", "--steps", "4096", "--seeds", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "here"
+    assert cli.main(["demo", "--out", str(out), *TINY]) == 0
+    return out
+
+
+def test_both_agents_are_scored_and_pictured(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [agent["memory"] for agent in summary["agents"]] == ["agalite", "feedforward"]
+    for agent in summary["agents"]:
+        assert 0 <= agent["success"][0] <= 1
+        assert agent["steps"] == 4096
+    assert (folder / "curve.png").stat().st_size > 1000
+    assert (folder / "episode.gif").read_bytes().startswith(b"GIF")
+
+
+def test_a_second_call_trains_nothing_again(folder, capsys):
+    before = (folder / "agalite" / "metrics.csv").stat().st_mtime_ns
+    assert cli.main(["demo", "--out", str(folder), *TINY]) == 0
+    assert (folder / "agalite" / "metrics.csv").stat().st_mtime_ns == before
+    assert "trained already" in capsys.readouterr().out
+
+
+def test_other_settings_in_the_same_folder_are_refused(folder, capsys):
+    assert cli.main(["demo", "--out", str(folder), *TINY, "--seed", "7"]) == 2
+    assert "other settings; remove it" in capsys.readouterr().err
+
+
+def test_both_agents_get_the_same_settings():
+    ours, control = (demo.config(name, 20, 1000, 2, 0).to_dict() for name in demo.AGENTS)
+    for name in ours.keys() - {"memory", "memory_options"}:
+        assert ours[name] == control[name], name
