@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"agalite needs Python 3.11 or newer; this is {sys.version.split()[0]}: make PYTHON=python3.11"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,train,video,wandb,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,wandb,ray,dev]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "memory-gym==1.0.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"

@@ -75,10 +75,13 @@ def test_everything_is_the_packages_bit_for_bit(size, steps, found, options):
     theirs_too = {"show_path" if name == "oracle" else name: x for name, x in options.items()}
     theirs = _package(size, seed=size, global_observables=True, **theirs_too)
     ours = MemoryMaze(size, extras=True, **options)
+    plain = MemoryMaze(size, **options)  # computes less on the way
     rewards, times = 0.0, np.zeros(2)
     drawn, there = [], 0
     for episode, count in enumerate(steps):
-        obs, info = ours.reset(seed=size if episode == 0 else None)
+        seed = size if episode == 0 else None
+        obs, info = ours.reset(seed=seed)
+        np.testing.assert_array_equal(plain.reset(seed=seed)[0], obs)
         expected = theirs.reset().observation
         for step in itertools.count():
             assert set(info) == EXTRAS
@@ -95,18 +98,23 @@ def test_everything_is_the_packages_bit_for_bit(size, steps, found, options):
                 break
             action = _towards(info, step)
             start = time.perf_counter()
-            obs, reward, terminated, truncated, info = ours.step(action)
+            same, gain, *_ = plain.step(action)
             middle = time.perf_counter()
             now = theirs.step(action)
             times += middle - start, time.perf_counter() - middle
+            obs, reward, terminated, truncated, info = ours.step(action)
+            np.testing.assert_array_equal(same, obs, err_msg=f"without extras, {step}")
+            assert gain == reward
+            state = _inner(plain._env).physics.data.qpos
+            np.testing.assert_array_equal(state, _inner(ours._env).physics.data.qpos)
             expected = now.observation
             assert (reward, terminated, truncated) == (now.reward, False, False)
             rewards += reward
     assert rewards >= found
     assert np.mean(drawn) < 0.6 * there, "what the camera does not see is not drawn"
     assert times[1] > 2.5 * times[0], f"ours took {times[0]:.2f} s, the package {times[1]:.2f} s"
-    ours.close()
-    theirs.close()
+    for env in (ours, plain, theirs):
+        env.close()
 
 
 @real

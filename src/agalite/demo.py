@@ -112,7 +112,7 @@ def _result(memory: str, run: Run) -> Result:
     summary = run.read_summary() or {}
     table = read_metrics(run.folder)
     return Result(
-        memory, tuple(float(x.mean()) for x in episodes),
+        memory, tuple(float(x.mean(dtype=np.float64)) for x in episodes),
         (float(low), float(high)), tuple(_first(table, number) for number in range(seeds)),
         int(summary["steps"]), float(summary["seconds_of_this_session"]),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """`agalite bench throughput --async`: acting and learning side by side against one after the other.
 
 The environment takes 5 ms for a step and hardly any of the processor; the agent is AGaLiTe at the
-paper's T-Maze size, 8 environments, rollouts of 64, one epoch. Both ways use the same actors, the
+paper's T-Maze size, 16 environments, rollouts of 64, one epoch. Both ways use the same actors, the
 same learner and the same processes; synchronously one group acts, then the learner learns, and
 nothing overlaps. They take turns in one run.
 """
@@ -27,7 +27,7 @@ from agalite.training.session import remember_programs
 from agalite.training.trajectory import stack
 
 SETTINGS: dict[str, Any] = {
-    "env": f"gym:agalite.bench.slow:{ID}", "memory": "agalite", "workers": 4, "envs_per_worker": 2,
+    "env": f"gym:agalite.bench.slow:{ID}", "memory": "agalite", "workers": 8, "envs_per_worker": 2,
     "rollout": 64, "agent": APPO(), "steps": 10**9,
 }  # fmt: skip
 UPDATES = 5  # timed in each round
@@ -116,7 +116,7 @@ def _row(session: Session) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="5 ms a step, 8 environments")
+    table = Table(title="5 ms a step, 16 environments")
     for column in ("", "steps/s", "spread", "policy lag", "environments wait"):
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
