@@ -104,8 +104,10 @@ class Engine(composer.Environment):
         super().__init__(**kwargs)
         self._made = True
         self.reports = reports
-        size = getattr(self._task.root_entity.mjcf_model.visual, "global")
+        visual = self._task.root_entity.mjcf_model.visual
+        size = getattr(visual, "global")
         size.offwidth = size.offheight = buffer
+        visual.quality.shadowsize = 0  # the maze has no lights that throw any: 64 MB
 
     def _recompile_physics_and_update_observables(self) -> None:
         # Not yet in the constructor: the first reset makes another maze and compiles that.
@@ -134,22 +136,16 @@ class Engine(composer.Environment):
         self._hooks.before_step(self._physics_proxy, action, self._random_state)
         self._simulate(physics)
         self._hooks.after_step(self._physics_proxy, self._random_state)
-        if physics.is_dirty:
-            # A target lost its colour or found it. Reading any position does this in the
-            # package, and it is not without effect on the steps that follow.
-            physics.forward()
         observer: Any = self._observation_updater
         observer.update()
+        reward = task.get_reward(self._physics_proxy)
+        discount = task.get_discount(self._physics_proxy)
         last = (
             task.should_terminate_episode(self._physics_proxy) or physics.time() >= self._time_limit
         )
         self._reset_next_step = bool(last)
-        return dm_env.TimeStep(
-            dm_env.StepType.LAST if last else dm_env.StepType.MID,
-            task.get_reward(self._physics_proxy),
-            task.get_discount(self._physics_proxy),
-            observer.get_observation(),
-        )
+        kind = dm_env.StepType.LAST if last else dm_env.StepType.MID
+        return dm_env.TimeStep(kind, reward, discount, observer.get_observation())
 
     def _simulate(self, physics: Any) -> None:
         """All the physics of one step, and which targets were touched on the way."""

@@ -49,7 +49,9 @@ def write(folders: list[Path], out: Path) -> None:
                 "report them one by one"
             )
     picture = out.with_suffix(".png")
-    plots.curve([s.run.folder for s in scored], picture, metric=[VALIDATION, ACCURACY])
+    plots.curve(
+        [s.run.folder for s in scored], picture, metric=[VALIDATION, ACCURACY], steps="tokens"
+    )
     files.write(out, _page(scored, picture.name).encode())
 
 

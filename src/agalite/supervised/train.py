@@ -209,5 +209,6 @@ class _Session:
                 "steps_per_second_of_this_session": round(rate, 1),
             }
         )
-        plots.curve([self.run.folder], self.run.curve_path, metric=[VALIDATION, ACCURACY])
+        shown = [VALIDATION, ACCURACY]
+        plots.curve([self.run.folder], self.run.curve_path, metric=shown, steps="tokens")
         self.run.log(f"ended: test accuracy {accuracy.tolist()}")

@@ -33,12 +33,14 @@ def curve(
     *,
     metric: str | Sequence[str] = "charts/episodic_return",
     smooth: int | None = None,
+    steps: str = "environment steps",
 ) -> None:
     """A picture, PNG or SVG by its suffix, with a line for each run and a panel for each metric.
 
     The line is the mean over seeds, the band its 95% bootstrap interval, the thin lines the seeds.
     `smooth` is the number of logged points that each drawn one is the mean of, those before it; 1
     is none, None a fiftieth of all. A run's line covers the steps that all its seeds have reached.
+    `steps` says what a step is.
     """
     path, metrics = Path(out), [metric] if isinstance(metric, str) else list(metric)
     if path.suffix.lower() not in FORMATS:
@@ -58,7 +60,7 @@ def curve(
             colour = _COLOURS[i % len(_COLOURS)]
             _draw(axes, Curves(curves.steps, _smoothed(curves.seeds, smooth)), labels[i], colour)
         _dress(axes, name)
-    figure.axes[-1].set_xlabel("environment steps", color=_INK)
+    figure.axes[-1].set_xlabel(steps, color=_INK)
     if len(tables) > 1:
         columns = min(len(tables), 3)
         figure.legend(

@@ -13,6 +13,9 @@ _SHOWN = {
     "charts/success": "success",
     "losses/value_loss": "value loss",
     "losses/entropy": "entropy",
+    "charts/validation_accuracy": "validation",
+    "charts/accuracy": "accuracy",
+    "losses/loss": "loss",
 }
 _PATIENCE = 10.0  # seconds between two plain lines
 
