@@ -4,6 +4,7 @@ runs/NAME/
   config.json     what was asked for, the folder's format and the versions of the packages
   metrics.csv     one line for each log interval and seed        (metrics.py)
   tensorboard/    the same for TensorBoard, a subfolder per seed (metrics.py)
+  wandb/          the same for Weights & Biases, if asked for    (wandb_log.py)
   checkpoints/    the last few states of training and the best   (checkpoint.py)
   curve.png       the learning curve                             (plots.py)
   summary.json    how it ended
