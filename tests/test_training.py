@@ -43,7 +43,7 @@ def states(config, count):
     """The state after three updates, of seeds 0 ... count - 1 together."""
     trainer, seeds = Trainer(config), Seeds(count)
     numbers = np.arange(count, dtype=np.uint32)
-    state = seeds.compile(trainer.begin, one_by_one=True)(numbers)
+    state = seeds.begin(trainer.begin, numbers)
     return seeds.compile(trainer.advance, shared=1)(state, np.int32(3))
 
 

@@ -191,6 +191,7 @@ class Demo:
     """The first seed."""
 
     def run(self) -> None:
+        extras.require_training("agalite demo")
         use_devices(None, self.seeds)
         from agalite import demo
 

@@ -88,8 +88,7 @@ def _trained(config: TrainConfig, folder: Path, console: Console) -> Run:
         console.print(f"\n{config.memory}:")
         return train(config, folder)
     run = Run.open(folder)
-    theirs = {k: v for k, v in run.config.items() if k not in ("format", "versions")}
-    if theirs != files.plain(config.to_dict()):
+    if run.asked != files.plain(config.to_dict()):
         raise ValueError(
             f"{folder} holds a run with other settings; remove it, or choose another --out"
         )

@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 
 
+def cache(name: str) -> Path:
+    """The folder for what can be made again, by the usual rules; it need not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / name
+
+
 def check_writable(name: str, path: Path) -> None:
     """Before hours of work are done for it: can a file be written there?"""
     if not path.parent.is_dir():

@@ -58,9 +58,8 @@ class Place(NamedTuple):
 def begin(model: ActorCritic, vector: Vector, key: Array) -> Place:
     obs, world = vector.reset(key)
     count = vector.count
-    memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), model.initial_state())
     zeros = jnp.zeros(count)
-    return Place(world, obs, jnp.ones(count, bool), memory, zeros, zeros)
+    return Place(world, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros)
 
 
 def collect(

@@ -55,9 +55,12 @@ class ActorCritic(eqx.Module):
             critic=small_dense(hidden, 1, gain=1.0, key=e),
         )
 
-    def initial_state(self) -> Any:
-        """The memory's, before the first observation of an episode."""
-        return self.memory.initial_state()
+    def initial_state(self, batch: int | None = None) -> Any:
+        """The memory's, before the first observation of an episode; (batch, ...) of so many."""
+        state = self.memory.initial_state()
+        if batch is None:
+            return state
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), state)
 
     def step(
         self, state: Any, obs: Shaped[Array, "..."], reset: Bool[Array, ""] | bool = False

@@ -4,13 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from jaxtyping import UInt32
-
 from agalite import errors
 from agalite.memory.registry import MODELS
 from agalite.supervised.classifier import POOLINGS
 from agalite.supervised.data import DataConfig, DataOptions
+from agalite.training.intervals import InUpdates, SeveralSeeds
 
 PRESETS = ("tuned", "paper")
 
@@ -55,7 +53,7 @@ class Settings(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRAConfig(Settings, DataConfig):
+class LRAConfig(Settings, DataConfig, InUpdates, SeveralSeeds):
     memory: str = "agalite"
     """A name that `agalite models` lists."""
     memory_options: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +68,7 @@ class LRAConfig(Settings, DataConfig):
         ):  # fmt: skip
             errors.integer(name, getattr(self, name), minimum=1)
         errors.integer("seed", self.seed, minimum=0)
-        if self.seed + self.seeds > 2**32:
-            raise ValueError(f"seed={self.seed} must be below 2**32, with all of its seeds")
+        self.check_seeds()
         errors.integer("row_length", self.row_length, minimum=self.limit)
         if self.rows % self.rows_at_once:
             raise ValueError(
@@ -83,20 +80,8 @@ class LRAConfig(Settings, DataConfig):
         errors.number("warmup", self.warmup, minimum=0.0, maximum=1.0)
 
     @property
-    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
-        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
-
-    @property
     def steps_per_update(self) -> int:
         return self.rows * self.row_length
-
-    @property
-    def updates(self) -> int:
-        return -(-self.steps // self.steps_per_update)
-
-    def in_updates(self, steps: int) -> int:
-        """An interval in steps as a whole number of updates, at least one."""
-        return max(1, round(steps / self.steps_per_update))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from jaxtyping import Int, UInt8
 
 from agalite import files
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / "lra"
+CACHE = files.cache("lra")
 
 
 @dataclass(frozen=True)

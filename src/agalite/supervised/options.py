@@ -1,7 +1,6 @@
 """The options of `agalite lra listops|text`: the run's settings, and those of its memory model."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from agalite import errors
 from agalite.memory.registry import MODELS
 from agalite.supervised.config import PRESETS, LRAConfig, Settings, preset
 from agalite.supervised.data import DataConfig
+from agalite.training import run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def parse(task: str, words: Sequence[str], prog: str) -> tuple[Choices, LRAConfi
 
 
 def new_folder(config: LRAConfig) -> Path:
-    return Path("runs") / f"{config.task}-{config.memory}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return run.new_folder(config.task, config.memory)
 
 
 def _peek(words: Sequence[str], option: str) -> str | None:

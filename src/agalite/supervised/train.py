@@ -28,7 +28,6 @@ from agalite.training.session import asked_to_stop, mean, refuse_divergence, rem
 from agalite.training.statistics import bootstrap_interval
 
 ACCURACY, VALIDATION = "charts/accuracy", "charts/validation_accuracy"
-_ADDED = ("format", "versions", "data_sha256")
 
 
 def train(config: LRAConfig, folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
@@ -62,7 +61,7 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 
 
 def config_of(run: Run) -> LRAConfig:
-    return LRAConfig.from_dict({k: v for k, v in run.config.items() if k not in _ADDED})
+    return LRAConfig.from_dict({k: v for k, v in run.asked.items() if k != "data_sha256"})
 
 
 class _Session:
@@ -82,12 +81,11 @@ class _Session:
         self._clear = self.seeds.compile(self.trainer.clear)
 
     def beginning(self) -> tuple[State, Place]:
-        begin = self.seeds.compile(self.trainer.begin)
-        state = begin(self.seeds.put(self.config.seed_numbers))
+        state = self.seeds.begin(self.trainer.begin, self.config.seed_numbers)
         return state, Place.beginning(self.config.seeds)
 
     def restored(self) -> tuple[State, Place]:
-        shapes = jax.eval_shape(self.seeds.over(self.trainer.begin), self.config.seed_numbers)
+        shapes = self.seeds.shapes(self.trainer.begin, self.config.seed_numbers)
         try:
             like = (shapes, Place.beginning(self.config.seeds))
             step, (state, place) = self.checkpoints.restore(like)

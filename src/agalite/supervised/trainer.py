@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from agalite.supervised.classifier import Classifier
 from agalite.supervised.config import LRAConfig
 from agalite.supervised.packing import Batch
+from agalite.training.skeleton import Skeleton
 
 
 class Sums(NamedTuple):
@@ -52,9 +53,8 @@ class Trainer:
             optax.clip_by_global_norm(config.max_gradient_norm),
             optax.adamw(self._rate, weight_decay=config.weight_decay, mask=_matrices),
         )
-        shapes = eqx.filter_eval_shape(self._make, jax.random.key(0))
-        self._rest = eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct), inverse=True)
-        self.parameter_count = shapes.parameter_count
+        skeleton = Skeleton(self._make)
+        self.model, self.parameter_count = skeleton.model, skeleton.parameter_count
 
     def _rate(self, count: Any) -> Any:
         # The first update is not wasted on a rate of zero.
@@ -66,9 +66,6 @@ class Trainer:
             self._vocabulary, self._classes, memory=c.memory, memory_options=c.memory_options,
             embedding=c.embedding, hidden=c.hidden, pooling=c.pooling, key=key,
         )  # fmt: skip
-
-    def model(self, weights: Any) -> Classifier:
-        return eqx.combine(weights, self._rest)
 
     def begin(self, seed: Int[Array, ""]) -> State:
         weights = eqx.filter(self._make(jax.random.key(seed)), eqx.is_array)

@@ -7,15 +7,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
-from jaxtyping import UInt32
-
 from agalite import errors
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
+from agalite.training.intervals import InUpdates, SeveralSeeds
 
 AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
 
@@ -79,7 +77,7 @@ class HostSettings(Basics):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Basics):
+class Config(Basics, InUpdates):
     env: str
     """A name that `agalite envs` lists, or gym:<id>."""
     env_options: dict[str, Any] = field(default_factory=dict)
@@ -121,14 +119,6 @@ class Config(Basics):
     def steps_per_update(self) -> int:
         return self.rollouts * self.rollout
 
-    @property
-    def updates(self) -> int:
-        return -(-self.steps // self.steps_per_update)
-
-    def in_updates(self, steps: int) -> int:
-        """An interval in steps as a whole number of updates, at least one."""
-        return max(1, round(steps / self.steps_per_update))
-
     def to_dict(self) -> dict[str, Any]:
         agent = next(name for name, kind in AGENTS.items() if type(self.agent) is kind)
         values = dataclasses.asdict(self)
@@ -145,7 +135,7 @@ class Config(Basics):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Config, Settings):
+class TrainConfig(Config, Settings, SeveralSeeds):
     """A run in a JAX environment."""
 
     agent: A2C | PPO = field(default_factory=A2C)
@@ -160,17 +150,12 @@ class TrainConfig(Config, Settings):
         for name in ("environments", "seeds"):
             errors.integer(name, getattr(self, name), minimum=1)
         super().__post_init__()
-        if self.seed + self.seeds > 2**32:
-            raise ValueError(f"seed={self.seed} must be below 2**32, with all of its seeds")
+        self.check_seeds()
         if isinstance(self.agent, PPO) and self.sequences % self.agent.minibatches:
             raise ValueError(
                 f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
                 f"of a rollout (environments={self.environments} times rollout / sequence)"
             )
-
-    @property
-    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
-        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
 
     @property
     def seeds_in_all(self) -> int:

@@ -75,7 +75,7 @@ def evaluate(
     played = np.zeros(count, int)
     results = np.full((each, count, 3), np.nan)
     with world.make(count, seed=seed, processes=world.config.processes) as vector:
-        state = _states(model, count)
+        state = model.initial_state(count)
         obs, resets, key, t = vector.reset(), np.ones(count, bool), jax.random.key(seed), 0
         while (played < each).any():
             state, actions = act(state, obs, resets, jax.random.fold_in(key, t))
@@ -98,7 +98,7 @@ def film(model: ActorCritic, world: HostWorld, out: Path, *, seed: int, greedy: 
     act = _compiled(model, greedy=greedy)
     key, frames, total = jax.random.key(seed), [], 0.0
     with world.make(1, seed=seed, processes=False, render_mode="rgb_array") as vector:
-        state, obs, resets = _states(model, 1), vector.reset(), np.ones(1, bool)
+        state, obs, resets = model.initial_state(1), vector.reset(), np.ones(1, bool)
         frames.append(vector.render())
         for t in range(LONGEST):
             state, actions = act(state, obs, resets, jax.random.fold_in(key, t))
@@ -110,10 +110,6 @@ def film(model: ActorCritic, world: HostWorld, out: Path, *, seed: int, greedy: 
             frames.append(vector.render())
     picture.write(frames, out, fps=_FRAMES_A_SECOND)
     return total
-
-
-def _states(model: ActorCritic, count: int) -> Any:
-    return jax.tree.map(lambda x: np.stack([x] * count), model.initial_state())
 
 
 def _compiled(model: ActorCritic, *, greedy: bool) -> Any:

@@ -14,6 +14,7 @@ from agalite.envs.registry import make
 from agalite.envs.vector import Vector
 from agalite.nets.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
+from agalite.training.skeleton import Skeleton
 
 
 class TrainState(NamedTuple):
@@ -36,10 +37,8 @@ class Trainer:
         self.world: Any = make(config.env, **config.env_options)
         self.vector = Vector(self.world, config.environments)
         self._optimiser = config.agent.optimiser(config.updates)
-        # The model's parts that are not arrays: the same for every seed.
-        shapes = eqx.filter_eval_shape(self._make_model, jax.random.key(0))
-        self._rest = eqx.filter(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct), inverse=True)
-        self.parameter_count = shapes.parameter_count
+        skeleton = Skeleton(self._make_model)
+        self.model, self.parameter_count = skeleton.model, skeleton.parameter_count
 
     def _make_model(self, key: Array) -> ActorCritic:
         c = self.config
@@ -49,9 +48,6 @@ class Trainer:
             memory=c.memory, memory_options=c.memory_options, encoder=c.encoder, hidden=c.hidden,
             key=key,
         )  # fmt: skip
-
-    def model(self, weights: Any) -> ActorCritic:
-        return eqx.combine(weights, self._rest)
 
     def begin(self, seed: Int[Array, ""]) -> TrainState:
         key = jax.random.key(seed)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from agalite.memory.layers import turned
 from agalite.nets.actor_critic import ActorCritic
 from agalite.training.config import Config
+from agalite.training.skeleton import Skeleton, is_shape, without_arrays
 
 
 class Acted(NamedTuple):
@@ -34,12 +34,11 @@ class Network:
     def __init__(self, config: Config, observation_space: Any, action_space: Any) -> None:
         self._config = config
         self._spaces = observation_space, action_space
-        shapes = eqx.filter_eval_shape(self.make, jax.random.key(0))
-        self.parameter_count = shapes.parameter_count
-        self._rest = _without_arrays(shapes)
-        acting = eqx.filter_eval_shape(turned, shapes)
-        self._acting = _without_arrays(acting)
-        self._structure = jax.tree.structure(eqx.filter(acting, _is_shape))
+        skeleton = Skeleton(self.make)
+        self.model, self.parameter_count = skeleton.model, skeleton.parameter_count
+        acting = eqx.filter_eval_shape(turned, skeleton.shapes)
+        self._acting = without_arrays(acting)
+        self._structure = jax.tree.structure(eqx.filter(acting, is_shape))
         self.prepare = jax.jit(self._prepare)
         self.act = jax.jit(self._act)
         self.expect = jax.jit(self._expect)
@@ -52,13 +51,9 @@ class Network:
             hidden=c.hidden, key=key,
         )  # fmt: skip
 
-    def model(self, weights: Any) -> ActorCritic:
-        return eqx.combine(weights, self._rest)
-
     def initial_memory(self, weights: Any, count: int) -> Any:
         """(B, ...): before the first observation of an episode."""
-        state = self.model(weights).initial_state()
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), state)
+        return self.model(weights).initial_state(count)
 
     def _prepare(self, weights: Any) -> list[Array]:
         """The weights laid out for a few rows at a time, and as a plain list: at every call JAX
@@ -96,11 +91,3 @@ class Network:
         """The memory for new weights; `like` says only how many there are."""
         model = self._prepared(prepared)
         return jax.vmap(model.refresh, axis_size=like.shape[0])(memory)
-
-
-def _without_arrays(shapes: Any) -> Any:
-    return eqx.filter(shapes, _is_shape, inverse=True)
-
-
-def _is_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)

@@ -6,9 +6,6 @@ first; the rest of the command line is then made from their own dataclasses and 
 
 import dataclasses
 import inspect
-import itertools
-import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +16,7 @@ from agalite import errors
 from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
 from agalite.envs.show import parse_options
 from agalite.memory.registry import MODELS
+from agalite.training import run
 from agalite.training.config import (
     AGENTS,
     Config,
@@ -109,10 +107,7 @@ def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | Ho
 
 def new_folder(config: Config) -> Path:
     """Where a run goes if nobody says."""
-    env = re.sub(r"[:/]", "-", config.env)  # gym:ALE/Pong-v5
-    usual = Path("runs") / f"{env}-{config.memory}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = itertools.chain([usual], (Path(f"{usual}-{i}") for i in itertools.count(2)))
-    return next(path for path in names if not path.exists())
+    return run.new_folder(config.env, config.memory)
 
 
 def _peek(words: Sequence[str]) -> Choices:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
@@ -87,11 +86,9 @@ class Policy:
 
     def initial_state(self, batch: int | None = None) -> State:
         """Before the first observation of an episode, or of `batch` episodes side by side."""
-        memory = self.model.initial_state()
         if batch is not None:
             errors.integer("batch", batch, minimum=1)
-            memory = jax.tree.map(lambda x: jnp.repeat(x[None], batch, axis=0), memory)
-        return State(memory, batch)
+        return State(self.model.initial_state(batch), batch)
 
     def act(
         self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
@@ -173,7 +170,7 @@ def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = F
         step, state = checkpoints.restore(trainer.learner.like(), which)
         return Loaded(trainer.model(state.weights), trainer, step)
     trainer = Trainer(config)
-    like = jax.eval_shape(Seeds(config.seeds).over(trainer.begin), config.seed_numbers)
+    like = Seeds(config.seeds).shapes(trainer.begin, config.seed_numbers)
     step, state = checkpoints.restore(like, which)
     weights = jax.tree.map(lambda x: x[seed_number], state.weights)
     return Loaded(trainer.model(weights), trainer, step)

@@ -15,10 +15,13 @@ import contextlib
 import datetime
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
+import re
 import shutil
+import time
 import weakref
 from pathlib import Path
 from typing import Any, Self
@@ -27,8 +30,17 @@ from agalite import files
 from agalite.version import __version__
 
 FORMAT = 1
+_ADDED = {"format", "versions"}  # to what was asked for
 SPACE_NEEDED = 200_000_000  # bytes: a few checkpoints of a large agent, and the metrics
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "orbax-checkpoint", "gymnax", "craftax")
+
+
+def new_folder(what: str, memory: str) -> Path:
+    """Where a run goes if nobody says."""
+    what = re.sub(r"[:/]", "-", what)  # gym:ALE/Pong-v5
+    usual = Path("runs") / f"{what}-{memory}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([usual], (Path(f"{usual}-{i}") for i in itertools.count(2)))
+    return next(path for path in names if not path.exists())
 
 
 class Run:
@@ -45,11 +57,16 @@ class Run:
     def __init__(self, folder: Path, config: dict[str, Any], lock: "_Lock | None"):
         self.folder, self.config, self._lock = folder, config, lock
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What `create` was given, as JSON keeps it."""
+        return {name: value for name, value in self.config.items() if name not in _ADDED}
+
     @classmethod
     def create(cls, folder: str | os.PathLike[str], config: dict[str, Any]) -> "Run":
         """A new run, open for writing. Nothing is trained into a folder that cannot hold it."""
         folder = Path(folder)
-        if reserved := {"format", "versions"} & config.keys():
+        if reserved := _ADDED & config.keys():
             raise ValueError(f"config has {sorted(reserved)}, which the run adds by itself")
         _refuse_occupied(folder)
         _make_writable(folder)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import UInt32
 
 AXIS = "seeds"
 
@@ -36,6 +37,14 @@ class Seeds:
             out_shardings=self.sharding,
             donate_argnums=(0,) if donate else (),
         )
+
+    def begin(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
+        """function(seed) for every one of `numbers`, one by one on each device: see `over`."""
+        return self.compile(function, one_by_one=True)(self.put(numbers))
+
+    def shapes(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
+        """Of what `begin` gives, to read a checkpoint by."""
+        return jax.eval_shape(self.over(function), numbers)
 
     def put(self, tree: Any) -> Any:
         """Arrays (count, ...) onto the devices that will use them."""

@@ -5,12 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from agalite import files
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import Config, HostConfig, TrainConfig, config_from
@@ -18,7 +18,6 @@ from agalite.training.metrics import read_metrics
 from agalite.training.run import Run
 
 RETURN, SUCCESS = "charts/episodic_return", "charts/success"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / "jax"
 
 
 class Diverged(ValueError):
@@ -26,14 +25,13 @@ class Diverged(ValueError):
 
 
 def config_of(run: Run) -> TrainConfig | HostConfig:
-    added = ("format", "versions")
-    return config_from({k: v for k, v in run.config.items() if k not in added})
+    return config_from(run.asked)
 
 
 def remember_programs() -> None:
     """Compiled programs are kept on disk: a second run starts at once."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(_CACHE))
+        jax.config.update("jax_compilation_cache_dir", str(files.cache("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

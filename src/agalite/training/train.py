@@ -6,7 +6,6 @@ import signal
 import time
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -70,7 +69,7 @@ def train(
             wandb_log.mark(run)
         run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
-        state = seeds.compile(trainer.begin, one_by_one=True)(seeds.put(config.seed_numbers))
+        state = seeds.begin(trainer.begin, config.seed_numbers)
         _continue(run, trainer, seeds, state, quiet=quiet)
     return run
 
@@ -91,10 +90,10 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
         trainer, seeds = Trainer(config), Seeds(config.seeds)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
         try:
-            like = jax.eval_shape(seeds.over(trainer.begin), config.seed_numbers)
+            like = seeds.shapes(trainer.begin, config.seed_numbers)
             step, state = checkpoints.restore(like)
         except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
-            state = seeds.compile(trainer.begin, one_by_one=True)(seeds.put(config.seed_numbers))
+            state = seeds.begin(trainer.begin, config.seed_numbers)
             run.log("resumed from the beginning: there is no checkpoint yet")
         else:
             state = seeds.put(state)
