@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agalite.memory.product import Turned, product
+from agalite.memory.product import LARGE, Turned, product
 
 CASES = {  # shapes of x and w, how many axes of w are outputs, einsum
     "dense": ((5, 4), (3, 4), 1, "ti,oi->to"),
@@ -43,6 +43,20 @@ def test_values_and_gradients_equal_einsum(case):
     _close(product(x, w, outputs=outputs), jnp.einsum(formula, x, w))
     _close(jax.jit(jax.grad(ours, (0, 1)))(x, w), jax.grad(theirs, (0, 1))(x, w))
     _close(jax.hessian(ours)(x, w), jax.hessian(theirs)(x, w))
+
+
+@pytest.mark.parametrize("rows", [2, 64, 65])
+def test_few_rows_and_a_large_weight(rows):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(rows, 700)), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(LARGE // 700 + 1, 700)) / 30, jnp.float32)
+
+    def value(f):
+        return jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))(x, w)
+
+    _close(product(x, w), x @ w.T)
+    _close(jax.vmap(lambda x: product(x, w))(x), x @ w.T)
+    _close(value(product), value(lambda x, w: x @ w.T))
 
 
 @pytest.mark.parametrize("case", CASES)

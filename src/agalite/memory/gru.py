@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import Dense, write_bias
-from agalite.memory.lean import relu
+from agalite.memory.lean import relu, sigmoid, tanh
 from agalite.memory.recurrent import run_cell
 
 
@@ -34,8 +34,8 @@ class GRUConfig:
 def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:
     x_r, x_z, x_n = jnp.split(x, 3)
     h_r, h_z, h_n = jnp.split(h, 3)
-    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
-    n = jnp.tanh(x_n + r * h_n)
+    r, z = sigmoid(x_r + h_r), sigmoid(x_z + h_z)
+    n = tanh(x_n + r * h_n)
     return (n + z * (state[0] - n),)  # z is kept, 1 - z is written
 
 

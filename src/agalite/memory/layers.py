@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
-from agalite.memory.product import Turned, product
+from agalite.memory.product import LARGE, Turned, product
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
@@ -132,15 +132,11 @@ class MLP(eqx.Module):
         return relu(self.out(relu(self.into(x))))
 
 
-# Numbers in a weight that no cache holds: it is read at the memory's pace, whichever way it lies.
-_LARGE = 4_000_000
-
-
 def turned(model: Any) -> Any:
     """The same model with the weights of its layers turned, to act with: see `Turned`."""
 
     def turn(layer: Any) -> Any:
-        if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size > _LARGE:
+        if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
             return layer
         outputs = 2 if isinstance(layer, HeadsIn) else 1
         return eqx.tree_at(lambda x: x.weight, layer, Turned(layer.weight, outputs=outputs))

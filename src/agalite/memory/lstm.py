@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import Dense, write_bias
-from agalite.memory.lean import relu
+from agalite.memory.lean import relu, sigmoid, tanh
 from agalite.memory.recurrent import run_cell
 
 
@@ -33,8 +33,8 @@ class LSTMConfig:
 
 def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
     i, f, g, o = jnp.split(x + h, 4)
-    c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+    c = sigmoid(f) * state[1] + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
 
 
 class LSTM(Memory):

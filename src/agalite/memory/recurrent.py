@@ -1,8 +1,9 @@
 """Running a recurrent cell over time, with the gradient of its weights in one product.
 
 Autodiff of the loop would add an outer product the size of the weight matrix to an accumulator at
-every step. The gradient of the cell's pre-activations is collected instead, and the weights' is one
-matrix product at the end.
+every step. Here the loop back in time only collects the gradient of what the weights gave at each
+step; that product is written once more outside the loop, for all steps and the whole batch, and its
+gradient is the weights'.
 """
 
 from collections.abc import Callable
@@ -30,48 +31,48 @@ def run_cell(
     start: Any,
 ) -> Any:
     """States (T, ...) of every step; from_hidden is weight h + bias; a reset zeroes the state."""
-    return _run_cell(cell, weight, bias, inputs, resets, start)
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_cell(
-    cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any
-) -> Any:
-    return _forward(cell, weight, bias, inputs, resets, start)
-
-
-def _forward(cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any):
     def step(state: Any, x: tuple[Array, Array]) -> tuple[Any, Any]:
         state = forget(state, x[1])
         state = cell(x[0], product(state[0], weight) + bias, state)
         return state, state
 
-    return lax.scan(step, start, (inputs, resets))[1]
+    states = lax.stop_gradient(lax.scan(step, start, (inputs, resets))[1])
+    before = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, states)
+    before = lax.stop_gradient(jax.vmap(forget)(before, resets))
+    from_hidden = product(before[0], weight) + bias
+    weight = lax.stop_gradient(weight)
+    return _through_time(cell, states, before, weight, from_hidden, inputs, resets, start)
 
 
-def _fwd(cell: Cell, weight: Array, bias: Array, inputs: Array, resets: Array, start: Any):
-    states = _forward(cell, weight, bias, inputs, resets, start)
-    return states, (weight, bias, inputs, resets, start, states)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _through_time(
+    cell: Cell, states: Any, before: Any, weight: Array, from_hidden: Array, inputs: Array,
+    resets: Array, start: Any,
+) -> Any:  # fmt: skip
+    """`states`, with a gradient for from_hidden (T, G), inputs and start."""
+    return states
+
+
+def _fwd(cell: Cell, states: Any, *rest: Any) -> tuple[Any, Any]:
+    return states, rest
 
 
 def _bwd(cell: Cell, saved: Any, dstates: Any):
-    weight, bias, inputs, resets, start, states = saved
-    before = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, states)
-    before = jax.vmap(forget)(before, resets)
-    from_hidden = before[0] @ weight.T + bias
+    before, weight, from_hidden, inputs, resets, start = saved
+    back = lax.optimization_barrier(weight.T)  # a copy made once, not turned at every step
 
     def step(later: Any, x: Any):
         inputs, from_hidden, before, reset, dstate = x
-        _, vjp = jax.vjp(cell, inputs, from_hidden, before)
-        dinputs, dhidden, dbefore = vjp(jax.tree.map(jnp.add, dstate, later))
-        dbefore = (dbefore[0] + dhidden @ weight, *dbefore[1:])
+        _, pull = jax.vjp(cell, inputs, from_hidden, before)
+        dinputs, dhidden, dbefore = pull(jax.tree.map(jnp.add, dstate, later))
+        dbefore = (dbefore[0] + product(dhidden, back), *dbefore[1:])
         return forget(dbefore, reset), (dinputs, dhidden)
 
     zero = jax.tree.map(jnp.zeros_like, start)
     xs = (inputs, from_hidden, before, resets, dstates)
     dstart, (dinputs, dhidden) = lax.scan(step, zero, xs, reverse=True)
-    dweight = jnp.einsum("tg,th->gh", dhidden, before[0])
-    return dweight, dhidden.sum(0), dinputs, None, dstart
+    return None, None, None, dhidden, dinputs, None, dstart
 
 
-_run_cell.defvjp(_fwd, _bwd)
+_through_time.defvjp(_fwd, _bwd)
