@@ -21,7 +21,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
-
 # A weight of at least so many numbers is multiplied with columns, if the rows are few: 1.3 to 1.8
 # times as fast as with rows, whichever way the weight lies (docs/performance.md). For smaller ones
 # the two copies into columns and back take what they gain.

@@ -41,25 +41,22 @@ def run_cell(
     before = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, states)
     before = lax.stop_gradient(jax.vmap(forget)(before, resets))
     from_hidden = product(before[0], weight) + bias
-    weight = lax.stop_gradient(weight)
-    return _through_time(cell, states, before, weight, from_hidden, inputs, resets, start)
+    known = (states, before, lax.stop_gradient(weight), resets)
+    return _through_time(cell, known, from_hidden, inputs, start)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _through_time(
-    cell: Cell, states: Any, before: Any, weight: Array, from_hidden: Array, inputs: Array,
-    resets: Array, start: Any,
-) -> Any:  # fmt: skip
-    """`states`, with a gradient for from_hidden (T, G), inputs and start."""
-    return states
+def _through_time(_cell: Cell, known: Any, *_differentiable: Any) -> Any:
+    """The states, with a gradient for from_hidden (T, G), inputs (T, G) and start."""
+    return known[0]
 
 
-def _fwd(cell: Cell, states: Any, *rest: Any) -> tuple[Any, Any]:
-    return states, rest
+def _fwd(_cell: Cell, known: Any, *differentiable: Any) -> tuple[Any, Any]:
+    return known[0], (known, *differentiable)
 
 
 def _bwd(cell: Cell, saved: Any, dstates: Any):
-    before, weight, from_hidden, inputs, resets, start = saved
+    (_, before, weight, resets), from_hidden, inputs, start = saved
     back = lax.optimization_barrier(weight.T)  # a copy made once, not turned at every step
 
     def step(later: Any, x: Any):
@@ -72,7 +69,7 @@ def _bwd(cell: Cell, saved: Any, dstates: Any):
     zero = jax.tree.map(jnp.zeros_like, start)
     xs = (inputs, from_hidden, before, resets, dstates)
     dstart, (dinputs, dhidden) = lax.scan(step, zero, xs, reverse=True)
-    return None, None, None, dhidden, dinputs, None, dstart
+    return None, dhidden, dinputs, dstart
 
 
 _through_time.defvjp(_fwd, _bwd)
