@@ -12,6 +12,7 @@ import tyro.conf
 
 from agalite import extras
 from agalite.process import Stopped, use_devices, with_huge_pages
+from agalite.studies import command as study
 from agalite.supervised import command as lra
 from agalite.version import __version__
 
@@ -214,6 +215,8 @@ class Throughput:
     """Classifiers of sequences of 2048 and 4096 tokens: forward and backward."""
     asynchronous: Annotated[bool, tyro.conf.arg(name="async", aliases=["--asynchronous"])] = False
     """Acting and learning side by side against one after the other, in a slow environment."""
+    memory_maze: bool = False
+    """AGaLiTe and GTrXL-256 at the paper's size for Memory Maze: frames a second and memory."""
     craftax: bool = False
     """With --envs: Craftax too, which compiles for minutes."""
     rounds: int = 20
@@ -240,6 +243,7 @@ COMMANDS: dict[str, Any] = {
     "plot": Plot,
     "demo": Demo,
     "lra": lra.COMMANDS,
+    "study": study.COMMANDS,
     "bench": {"throughput": Throughput},
 }
 

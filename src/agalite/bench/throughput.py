@@ -12,6 +12,7 @@ PARTS = {
     "training": "agalite.bench.training",
     "lra": "agalite.bench.lra",
     "asynchronous": "agalite.bench.asynchronous",
+    "memory_maze": "agalite.bench.memory_maze",
 }
 """What can be measured, and the module whose `run(rounds=, out=, ...)` does it."""
 
@@ -20,7 +21,8 @@ def run(parts: list[str], *, rounds: int, out: Path | None, **options: Any) -> N
     """parts: the ones asked for, of which there must be one."""
     errors.integer("rounds", rounds, minimum=1)
     if len(parts) != 1:
-        raise ValueError(f"choose one part to measure: {', '.join(f'--{name}' for name in PARTS)}")
+        known = ", ".join("--" + name.replace("_", "-") for name in PARTS)
+        raise ValueError(f"choose one part to measure: {known}")
     if out is not None:
         files.check_writable("out", out)
     importlib.import_module(PARTS[parts[0]]).run(rounds=rounds, out=out, **options)
