@@ -115,14 +115,17 @@ class Recall(gym.Env):
 
 
 class Slow(Diary):
-    """A step takes a fixed time, as a simulator's would, without using the processor."""
+    """A step takes a fixed time, as a simulator's would; `log` gets the beginning and the end."""
 
-    def __init__(self, seconds: float = 0.005) -> None:
+    def __init__(self, seconds: float, log: str) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.log = seconds, log
 
     def step(self, action):
+        began = time.monotonic()
         time.sleep(self.seconds)
+        with open(self.log, "a") as lines:
+            lines.write(f"{os.getpid()} {began} {time.monotonic()}\n")
         return super().step(action)
 
 
