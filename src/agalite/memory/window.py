@@ -6,7 +6,7 @@ inputs, so that its gradient reaches the projections of the remembered inputs to
 weights as they are now. A cache made with other weights is refused: see `WindowAttention.refresh`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,8 +24,10 @@ from agalite.ops.window import window_attention
 
 
 class Cache(NamedTuple):
-    keys: Float[Array, "M H V"]
-    values: Float[Array, "M H V"]
+    """Heads first: a step then reads each head's keys as they lie, instead of turning all."""
+
+    keys: Float[Array, "H M V"]
+    values: Float[Array, "H M V"]
     stamp: UInt32[Array, ""]  # of the weights that made them
 
 
@@ -55,11 +57,19 @@ class Relative(eqx.Module):
         self.position_bias = jnp.zeros((heads, head_size))
 
 
-def sinusoids(positions: Int[Array, " N"] | np.ndarray, size: int) -> Float[Array, "N size"]:
-    """Vaswani et al.'s position code: sines, then cosines, of geometrically spaced frequencies."""
+def sinusoids(positions: Int[Array, " N"] | np.ndarray, size: int) -> Any:
+    """(N, size): Vaswani et al.'s position code, sines, then cosines, of geometric frequencies.
+
+    For positions that are known before anything runs it is NumPy's: a constant of the compiled
+    program, which would otherwise compute it again at every step.
+    """
     half = (size + 1) // 2
     frequency = np.exp(-np.log(10000.0) * np.arange(half) / half)
-    angle = jnp.asarray(positions)[:, None] * jnp.asarray(frequency, jnp.float32)
+    if isinstance(positions, np.ndarray):
+        angle = positions[:, None] * frequency
+        codes = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+        return codes[:, :size].astype(np.float32)
+    angle = positions[:, None] * jnp.asarray(frequency, jnp.float32)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)[:, :size]
 
 
@@ -87,7 +97,7 @@ class WindowAttention(Attention):
     def initial_state(self) -> WindowState:
         heads, head_size, d_model = self.query.weight.shape
         dtype = self.query.weight.dtype
-        empty = jnp.zeros((self.memory, heads, head_size), dtype)
+        empty = jnp.zeros((heads, self.memory, head_size), dtype)
         zero = jnp.zeros((), jnp.int32)
         cache = Cache(empty, empty, self._stamp()) if self.cached else None
         return WindowState(jnp.zeros((self.memory, d_model), dtype), zero, zero, cache)
@@ -96,8 +106,10 @@ class WindowAttention(Attention):
         """The same window with keys and values made by these weights."""
         if not self.cached:
             return state
-        keys, values = self._project(self.norm(state.inputs))
-        return state._replace(cache=Cache(keys, values, self._stamp()))
+        return state._replace(cache=self._cache(*self._project(self.norm(state.inputs))))
+
+    def _cache(self, keys: Float[Array, "M H V"], values: Float[Array, "M H V"]) -> Cache:
+        return Cache(keys.swapaxes(0, 1), values.swapaxes(0, 1), self._stamp())
 
     def __call__(
         self, state: WindowState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
@@ -125,45 +137,50 @@ class WindowAttention(Attention):
         self, state: WindowState, h: Array, q: Array, key: Array, value: Array, reset: Array
     ) -> tuple[WindowState, Float[Array, "1 H V"]]:
         count, cursor = (jnp.where(reset, 0, x) for x in (state.filled, state.cursor))
-        if state.cache is None:
-            keys, values = self._project(self.norm(state.inputs))
-        else:
-            keys, values = state.cache.keys, state.cache.values
-            values = self._refuse_stale(state.cache, count, values)
+        made = state.cache or self._cache(*self._project(self.norm(state.inputs)))
         # Slot i holds the input of `age` steps ago; 1 is the last.
         age = (cursor - 1 - jnp.arange(self.memory)) % self.memory + 1
         content, positions = q, None
         if self.relative is not None:
             content = q + self.relative.content_bias
             positions = self._distance_scores(q + self.relative.position_bias)
-        past = jnp.einsum("hv,mhv->hm", content, keys)
+        past = jnp.einsum("hv,hmv->hm", content, made.keys)
         own = jnp.einsum("hv,hv->h", content, key)
         if positions is not None:
             past, own = past + positions[:, age], own + positions[:, 0]
         past = jnp.where(age <= count, past, -jnp.inf)
         scores = jnp.concatenate([own[:, None], past], axis=1) * self._scale
         weights = jax.nn.softmax(scores, axis=-1)
-        read = jnp.einsum("hm,mhv->hv", weights[:, 1:], values)
+        read = jnp.einsum("hm,hmv->hv", weights[:, 1:], made.values)
         attended = weights[:, :1] * value + read
+        attended = self._refuse_stale(state.cache, count, attended)
+        # Never more than infinite; but so the ring is written only once it has been read, in place.
+        # XLA would otherwise copy it first, twice, which costs more than all of the step.
+        place = cursor + (attended[0, 0] > jnp.inf).astype(cursor.dtype)
 
-        def put(ring: Array, x: Array) -> Array:
-            return lax.dynamic_update_index_in_dim(ring, x, cursor, 0)
+        def put(ring: Array, x: Array, axis: int) -> Array:
+            return lax.dynamic_update_index_in_dim(ring, x, place, axis)
 
         cache = state.cache and Cache(
-            put(state.cache.keys, key), put(state.cache.values, value), self._stamp()
+            put(state.cache.keys, key, 1), put(state.cache.values, value, 1), self._stamp()
         )
         state = WindowState(
-            put(state.inputs, h[0]),
+            put(state.inputs, h[0], 0),
             jnp.minimum(count + 1, self.memory),
             (cursor + 1) % self.memory,
             cache,
         )
         return state, attended[None]
 
+    def _codes(self, dtype: Any) -> Float[Array, "M+1 D"]:
+        return jnp.asarray(
+            sinusoids(np.arange(self.memory + 1), self.query.weight.shape[-1]), dtype
+        )
+
     def _distance_scores(self, q: Float[Array, "H V"]) -> Float[Array, "H M+1"]:
         """q . (W r_d) for all distances, as (q W) . r_d: the embeddings need not be projected."""
         assert self.relative is not None
-        codes = sinusoids(np.arange(self.memory + 1), self.query.weight.shape[-1]).astype(q.dtype)
+        codes = self._codes(q.dtype)
         return jnp.einsum("hv,hvd->hd", q, self.relative.weight) @ codes.T
 
     # --- a sequence: the window in order, then the inputs -----------------------------------------
@@ -184,9 +201,7 @@ class WindowAttention(Attention):
                 q, keys, values, starts, window=self.memory, scale=self._scale
             )
         else:
-            codes = sinusoids(np.arange(self.memory + 1), self.query.weight.shape[-1]).astype(
-                q.dtype
-            )
+            codes = self._codes(q.dtype)
             embeddings = jnp.einsum("md,hvd->mhv", codes, self.relative.weight)
             attended = xl_attention(
                 q, keys, values, embeddings,
@@ -194,7 +209,7 @@ class WindowAttention(Attention):
             )  # fmt: skip
         count = jnp.minimum(self.memory + steps - starts[-1], self.memory)
         window = slice(-self.memory, None)
-        cache = state.cache and Cache(keys[window], values[window], self._stamp())
+        cache = state.cache and self._cache(keys[window], values[window])
         inputs = jnp.concatenate([past, h])[window]
         return WindowState(inputs, count, jnp.zeros_like(state.cursor), cache), attended
 
@@ -203,10 +218,10 @@ class WindowAttention(Attention):
     def _stamp(self) -> UInt32[Array, ""]:
         """A checksum of what makes keys and values; an integer sum, so the order does not matter.
 
-        Of every eighth row of the projection, which any ordinary step of an optimiser changes:
-        reading all of it would cost a streaming step as much as using it.
+        Of every 64th number of the projection, some of which any ordinary step of an optimiser
+        changes: reading all of it would cost a streaming step as much as using it.
         """
-        parts = (self.norm.scale, self.norm.bias, self.key_value.weight[:, ::8])
+        parts = (self.norm.scale, self.norm.bias, self.key_value.weight[:, ::8, ::8])
         words = [lax.bitcast_convert_type(lax.stop_gradient(p), jnp.uint8).ravel() for p in parts]
         total = jnp.zeros((), jnp.uint32)
         for word in words:
@@ -214,12 +229,14 @@ class WindowAttention(Attention):
             total = total + jnp.sum(word.astype(jnp.uint32) * place, dtype=jnp.uint32)
         return total
 
-    def _refuse_stale(self, cache: Cache, count: Array, values: Array) -> Array:
+    def _refuse_stale(self, cache: Cache | None, count: Array, attended: Array) -> Array:
         """Raise where the numbers are known; inside `jit`, poison the output with NaN."""
+        if cache is None:
+            return attended
         stale = (cache.stamp != self._stamp()) & (count > 0)
         if not isinstance(stale, Tracer) and bool(stale):
             raise ValueError(
                 "state holds keys and values made by other weights; call "
                 "state = memory.refresh(state) after every update of the weights"
             )
-        return jnp.where(stale, jnp.nan, values)
+        return jnp.where(stale, jnp.nan, attended)
