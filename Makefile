@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test train lint format bench clean
+.PHONY: test train lint format bench docs clean
 
 $(VENV): $(VENV)/.installed
 
@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"agalite needs Python 3.11 or newer; this is {sys.version.split()[0]}: make PYTHON=python3.11"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,wandb,ray,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,export,wandb,ray,flax,docs,dev]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "memory-gym==1.0.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"
@@ -40,5 +40,10 @@ bench: $(VENV)/.installed
 	$(BIN)/agalite bench throughput --envs
 	$(BIN)/agalite bench throughput --training
 
+# The documentation site, into site/; a dead link is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "written to site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -1,0 +1,43 @@
+"""Train from Python, look at what came of it, and play with the trained agent.
+
+    python examples/train_from_python.py [FOLDER]
+
+A T-Maze of 3 steps and a small model: seconds. The settings are those of `agalite train`.
+"""
+
+import sys
+import tempfile
+
+import gymnasium
+
+import agalite
+from agalite.agents.a2c import A2C
+
+folder = sys.argv[1] if len(sys.argv) > 1 else f"{tempfile.mkdtemp()}/run"
+run = agalite.train(
+    "tmaze",
+    folder,
+    memory="agalite",
+    memory_options={"d_model": 32, "layers": 1, "heads": 2, "head_size": 16, "ffn_size": 32},
+    env_options={"corridor": 3, "max_steps": 50},
+    hidden=32,
+    rollout=16,
+    agent=A2C(learning_rate=3e-3, entropy=0.01),
+    steps=40_000,
+    log_every=20_000,
+)
+summary = run.read_summary() or {}
+print("mean of the last tenth of training:", summary["last_tenth"])
+
+policy = agalite.load_policy(run)  # or of the folder: agalite.load_policy(folder)
+env = gymnasium.make("agalite/TMaze-v0", corridor=3, max_steps=50)
+wins = 0
+for episode in range(20):
+    obs, _ = env.reset(seed=episode)
+    state, reset, done = policy.initial_state(), True, False
+    while not done:
+        action, state = policy.act(obs, state, reset)
+        obs, _, terminated, truncated, info = env.step(action)
+        reset, done = False, terminated or truncated
+    wins += bool(info["success"])
+print(f"{wins} of 20 new episodes ended at the right goal; the run is in {folder}")

@@ -1,0 +1,1 @@
+"""Our memory models inside other libraries' trainers; each in a module of its own."""
