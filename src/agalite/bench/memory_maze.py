@@ -19,6 +19,7 @@ from rich.table import Table
 from agalite.agents.rollout import Rollout
 from agalite.bench.report import write_results
 from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
+from agalite.envs.bridge import GymnasiumVector
 from agalite.envs.registry import make
 from agalite.training.config import HostConfig
 from agalite.training.learner import Learner, LearnerState
@@ -96,6 +97,7 @@ class Agent:
 def run(*, rounds: int, out: Path | None) -> None:
     remember_programs()
     world = make(ENV, count=1, seed=0, asynchronous=False)
+    assert isinstance(world, GymnasiumVector)
     try:
         with progress_bar() as progress:
             task = progress.add_task("compiling", total=len(MODELS))

@@ -1,0 +1,48 @@
+"""`agalite export`. Nothing heavy is imported until it is run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro.conf
+
+from agalite import extras
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained agent to a file that other programs run (ONNX, StableHLO).
+
+    agalite export runs/NAME --onnx policy.onnx
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """The folder of the run."""
+    onnx: Path | None = None
+    """The ONNX file to write."""
+    stablehlo: Path | None = None
+    """The StableHLO file to write, which JAX reads."""
+    batch: int = 1
+    """How many agents act side by side in the file: the first axis of everything."""
+    tolerance: float = 1e-5
+    """A file whose outputs differ from the agent's by more is not left behind."""
+    best: bool = False
+    """Use the best checkpoint instead of the newest."""
+    seed_number: int = 0
+    """Which of the run's seeds to use: 0 is the first."""
+
+    def run(self) -> None:
+        extras.require_training("agalite export")
+        from agalite.export.policy import export_run
+        from agalite.export.verify import STEPS
+
+        for file in export_run(
+            self.run_folder, onnx=self.onnx, stablehlo=self.stablehlo, batch=self.batch,
+            tolerance=self.tolerance, seed_number=self.seed_number, best=self.best,
+        ):  # fmt: skip
+            print(
+                f"{file.path}: {file.size / 1e6:.1f} MB; {STEPS} steps replayed, "
+                f"largest difference {file.difference:.1e}"
+            )
+
+
+COMMANDS = {"export": Export}

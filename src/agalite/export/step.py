@@ -1,0 +1,97 @@
+"""One step of a trained agent as a function of plain arrays, which is what is exported.
+
+    observation (N, ...), reset (N,), state... -> distribution..., value (N,), new state...
+
+N agents side by side. The state starts as zeros, with `reset` true at the first observation of an
+episode; what never changes (a random key, a checksum of the weights) is not part of it.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from agalite import errors
+from agalite.export.program import trace
+from agalite.nets.actions import Categorical, DiagonalNormal, Distribution, MultiCategorical
+from agalite.nets.actor_critic import ActorCritic
+
+
+class Tensor(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+
+class Step(NamedTuple):
+    function: Callable[..., list[Array]]
+    """Of as many arrays as there are inputs, to as many as there are outputs."""
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    state: list[Tensor]
+    """The inputs from the third on; the last outputs are the same, new."""
+
+
+def parameters(policy: Distribution) -> dict[str, Array]:
+    """What a distribution is made of, by the names under which it is exported."""
+    match policy:
+        case Categorical() | MultiCategorical():
+            return {"logits": policy.logits}
+        case DiagonalNormal():
+            return {"mean": policy.mean, "std": jnp.exp(policy._log_std())}
+    raise ValueError(f"a policy that is a {type(policy).__name__} cannot be exported")
+
+
+def make_step(model: ActorCritic, observation_dtype: Any, batch: int = 1) -> Step:
+    errors.integer("batch", batch, minimum=1)
+    start = model.initial_state(batch)
+    paths, tree = jax.tree_util.tree_flatten_with_path(start)
+    leaves = [leaf for _, leaf in paths]
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(observation_dtype))  # 32 bits, usually
+    observation = Tensor("observation", (batch, *model.encoder.shape), dtype)
+    reset = Tensor("reset", (batch,), np.dtype(bool))
+    whole = [Tensor(_name(path), leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths]
+    everything = [x.like for x in (observation, reset, *whole)]
+
+    def run(observation: Array, reset: Array, *state: Array) -> tuple[dict[str, Array], Any, Any]:
+        memory, policy, value = jax.vmap(model.step)(
+            jax.tree.unflatten(tree, state), observation, reset
+        )
+        return parameters(policy), value, jax.tree.leaves(memory)
+
+    traced = trace(lambda *inputs: run(*inputs)[2], everything)
+    kept = [
+        i for i, (old, new) in enumerate(zip(traced.inputs[2:], traced.outputs, strict=True))
+        if new is not old and not isinstance(new, jax.Array)
+    ]  # fmt: skip
+    policy, value, _ = jax.eval_shape(run, *everything)
+    heads = [Tensor(n, x.shape, np.dtype(x.dtype)) for n, x in [*policy.items(), ("value", value)]]
+
+    def step(observation: Array, reset: Array, *state: Array) -> list[Array]:
+        given = list(leaves)
+        for i, array in zip(kept, state, strict=True):
+            given[i] = array
+        found, value, new = run(observation, reset, *given)
+        return [*(found[name] for name in policy), value, *(new[i] for i in kept)]
+
+    state = [whole[i] for i in kept]
+    new = [x._replace(name=f"new_{x.name}") for x in state]
+    return Step(step, [observation, reset, *state], [*heads, *new], state)
+
+
+def zeros(step: Step) -> list[np.ndarray]:
+    """The state before the first observation."""
+    return [np.zeros(x.shape, x.dtype) for x in step.state]
+
+
+def _name(path: Any) -> str:
+    words = re.findall(r"\w+", jax.tree_util.keystr(path))
+    return ".".join(["state", *words])
