@@ -1,20 +1,27 @@
 """The command line: a thin layer over the library. `agalite` alone says what there is."""
 
 import contextlib
+import os
+import select
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro.conf
 
-from agalite import extras
+from agalite import extras, help
+from agalite.bench import command as bench
+from agalite.completion import Completion
+from agalite.export import command as export
 from agalite.process import Stopped, use_devices, with_huge_pages
 from agalite.studies import command as study
 from agalite.supervised import command as lra
 from agalite.version import __version__
+from agalite.watch import command as watch
 
 
 @dataclass(frozen=True)
@@ -201,37 +208,6 @@ class Demo:
         )
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Measure speed and memory, as ratios taken in one run."""
-
-    models: bool = False
-    """The memory models: forward and backward over sequences, and one streaming step."""
-    envs: bool = False
-    """The environments: steps a second of random actions."""
-    training: bool = False
-    """Training in T-Maze at the paper's settings: steps a second, share of the product rate."""
-    lra: bool = False
-    """Classifiers of sequences of 2048 and 4096 tokens: forward and backward."""
-    asynchronous: Annotated[bool, tyro.conf.arg(name="async", aliases=["--asynchronous"])] = False
-    """Acting and learning side by side against one after the other, in a slow environment."""
-    memory_maze: bool = False
-    """AGaLiTe and GTrXL-256 at the paper's size for Memory Maze: frames a second and memory."""
-    craftax: bool = False
-    """With --envs: Craftax too, which compiles for minutes."""
-    rounds: int = 20
-    """How often each is timed; they take turns, so that a busy machine slows all alike."""
-    out: Path | None = None
-    """Also write the measurements to this JSON file."""
-
-    def run(self) -> None:
-        from agalite.bench import throughput
-
-        parts = [name for name in throughput.PARTS if getattr(self, name)]
-        options = {"craftax": self.craftax} if self.envs else {}
-        throughput.run(parts, rounds=self.rounds, out=self.out, **options)
-
-
 # A command is a dataclass, its fields the options; a group of commands is a dictionary, "" in it
 # what the group does by itself.
 COMMANDS: dict[str, Any] = {
@@ -242,14 +218,19 @@ COMMANDS: dict[str, Any] = {
     "eval": Eval,
     "plot": Plot,
     "demo": Demo,
+    **watch.COMMANDS,
+    **export.COMMANDS,
     "lra": lra.COMMANDS,
     "study": study.COMMANDS,
-    "bench": {"throughput": Throughput},
+    "bench": bench.COMMANDS,
+    "completion": Completion,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = words[:1] == ["--debug"]
+    words = words[debug:]
     if words == ["--version"]:
         print(__version__)
         return 0
@@ -259,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = found[""]
             break
         if not words or words[0] in ("-h", "--help"):
-            print(_overview(found, path))
+            print(help.overview(found, path))
             return 0
         if words[0] not in found:
             known = ", ".join(filter(None, found))
@@ -273,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         with _uninterrupted():
             with_huge_pages()
-    return _run(found, words, " ".join(path))
+    return _run(found, words, " ".join(path), debug)
 
 
 @contextlib.contextmanager
@@ -290,39 +271,54 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def _run(command: type, words: list[str], name: str) -> int:
+def _run(command: type, words: list[str], name: str, debug: bool) -> int:
     import tyro  # after the overview, which should come at once
 
+    def answer(message: object, code: int) -> int:
+        if debug:
+            traceback.print_exc()
+        print(f"{name}: {message}", file=sys.stderr)
+        return code
+
     try:
-        if hasattr(command, "main"):
-            command.main(words, name)
-        else:
-            tyro.cli(command, args=words, prog=name).run()
+        try:
+            if hasattr(command, "main"):
+                command.main(words, name)
+            else:
+                tyro.cli(command, args=words, prog=name).run()
+        except SystemExit as end:  # tyro's: it has printed its help, or what is wrong
+            if end.code == 0 and (examples := help.examples(name)):
+                print(f"\n{examples}")
+            raise
+        finally:
+            sys.stdout.flush()
     except Stopped as stopped:
-        print(f"{name}: {stopped}; all is saved: agalite resume", file=sys.stderr)
-        return stopped.code
+        return answer(f"{stopped}; all is saved: agalite resume", stopped.code)
     except (ValueError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 128 + signal.SIGPIPE
+        return answer(error, 2)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return 130
+        return answer("interrupted", 130)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        again = name.replace("agalite", "agalite --debug", 1)
+        return answer(f"this is a bug in agalite: {what} ({again} ... shows where)", 1)
     return 0
 
 
-def _overview(group: dict[str, Any], path: list[str]) -> str:
-    lines = [f"agalite {__version__}: memory for online reinforcement learning", ""]
-    for name, command in _leaves(group, path):
-        lines.append(f"  {name:<28} {(command.__doc__ or '').splitlines()[0]}")
-    return "\n".join([*lines, "", f"  {'agalite COMMAND --help':<28} The options of a command."])
-
-
-def _leaves(group: dict[str, Any], path: list[str]) -> list[tuple[str, type]]:
-    out: list[tuple[str, type]] = []
-    for name, found in group.items():
-        here = [*path, name] if name else path
-        out += _leaves(found, here) if isinstance(found, dict) else [(" ".join(here), found)]
-    return out
+def _nobody_reads() -> bool:
+    """Whether what reads our output has gone, as `head` does: no reason to complain."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is no file, as in a test
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:  # Python flushes once more at its end, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return gone
 
 
 if __name__ == "__main__":  # as `python -m agalite`, which is the better way

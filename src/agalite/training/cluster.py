@@ -83,8 +83,8 @@ class RayActors:
     def __init__(self, config: HostConfig, address: str) -> None:
         if config.synchronous:
             raise ValueError("synchronous=True is for comparisons on one machine; leave out ray")
-        self._ray, self._config = _ray(), config
-        self._ours = _connect(self._ray, address)
+        self._ray, self._config = import_ray(), config
+        self._ours = connect(self._ray, address)
         self._pending: dict[Any, int] = {}
         self._items: deque[Trajectory] = deque()
         self._news: list[Delivery] = []
@@ -153,7 +153,7 @@ class RayActors:
         index = i + self._config.actors * self._lives[i]
         options: dict[str, Any] = {
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "PYTHONPATH": _own_paths()}},
+            "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "PYTHONPATH": own_paths()}},
         }
         return kind.options(**options).remote(self._config, index)
 
@@ -215,14 +215,14 @@ def _with_groups(ray: Any) -> type[Remote]:
     return ActorOnRay
 
 
-def _own_paths() -> str:
+def own_paths() -> str:
     """Where this process finds modules that are not installed: a user's environments, perhaps."""
     installed = (sys.prefix, sys.base_prefix)
     found = [p for p in sys.path if os.path.isdir(p) and not p.startswith(installed)]
     return os.pathsep.join(found)
 
 
-def _ray() -> Any:
+def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
@@ -230,7 +230,7 @@ def _ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str) -> bool:
+def connect(ray: Any, address: str) -> bool:
     """Whether a connection was made here, to be closed by us."""
     if ray.is_initialized():
         return False

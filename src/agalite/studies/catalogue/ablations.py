@@ -1,0 +1,111 @@
+"""The three parts of AGaLiTe, each taken away or replaced: gates, feature map, approximation."""
+
+from agalite.studies.catalogue import mystery_path, tmaze
+from agalite.studies.catalogue.agents import SPREAD
+from agalite.studies.declaration import (
+    Better,
+    Changes,
+    Claim,
+    Curves,
+    Factor,
+    Metric,
+    Scale,
+    Study,
+    Training,
+)
+
+_AGALITE: dict[str, Changes] = {
+    "agalite": {},
+    "no gating": {"memory_options.gating": False},
+    "elu+1": {"memory_options.feature": "elu1"},
+    "dpfp": {"memory_options.feature": "dpfp"},
+    "rank-1 trick": {"memory_options.basis": "rank1"},
+}
+_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
+_SPREAD = {"memory_options.horizon": SPREAD}
+
+
+def _variants(*names: str) -> Factor:
+    return Factor("variant", {name: _AGALITE[name] for name in names})
+
+
+def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Study:
+    base: Changes = {"env": "tmaze", "memory": "agalite", "memory_options.eta": 4,
+                     "memory_options.r": 1}  # fmt: skip
+    return Study(
+        name=name, title=title, paper="Section 6",
+        work=Training(preset="paper"),
+        base={**base, "env_options.corridor": 200},
+        factors=(_variants("agalite", *others),),
+        metrics=(_SUCCESS,),
+        figures=(Curves(lines="variant", bins=100),),
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny",
+                changes={**tmaze.SMOKE, "env_options.corridor": 4},
+                factors=(_variants(others[0]),),
+            ),
+            "cpu": Scale(
+                seeds=4, size="small",
+                changes={**tmaze.CPU, **_SPREAD, "steps": 600_000, "env_options.corridor": 20},
+                note="A corridor of 20 instead of 200, small models, gates that start with long "
+                     "memories.",
+            ),
+            "paper": Scale(seeds=50, together=10, changes={"steps": 5_000_000}),
+        },
+        claims=(
+            Claim(
+                says=says, where="Section 6",
+                tests=tuple(
+                    Better(a={"variant": "agalite"}, b={"variant": other}) for other in others
+                ),
+                scales=("paper", "cpu"),
+            ),
+        ),
+    )  # fmt: skip
+
+
+STUDIES = (
+    Study(
+        name="ablation-gating",
+        title="Ablation: AGaLiTe without its gates, in Mystery Path Grid",
+        paper="Section 6",
+        work=Training(preset="paper"),
+        base={"env": "mystery-path-grid", "memory": "agalite", "memory_options.eta": 4,
+              "memory_options.r": 1},
+        factors=(_variants("agalite", "no gating"),),
+        metrics=(
+            Metric(column="charts/success", name="success rate, last 1M steps", last=1_000_000),
+            Metric(column="charts/episodic_return", name="episodic return", last=1_000_000),
+        ),
+        figures=(Curves(lines="variant", bins=100),),
+        bands="95% interval",
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny", changes=mystery_path.SMOKE,
+                factors=(_variants("no gating"),),
+            ),
+            "cpu": Scale(
+                seeds=2, size="small", changes={**mystery_path.CPU, "steps": 1_000_000},
+                note="1M steps of 32 environments instead of 100M of 128; small models.",
+            ),
+            "paper": Scale(seeds=15, together=5, changes={"steps": 100_000_000}),
+        },
+        claims=(
+            Claim(
+                says="The gating mechanism significantly outperforms an AGaLiTe without it.",
+                where="Section 6",
+                tests=(Better(a={"variant": "agalite"}, b={"variant": "no gating"}),),
+                scales=("paper", "cpu"),
+            ),
+        ),
+    ),
+    _in_tmaze(
+        "ablation-feature-map", "Ablation: other feature maps (ELU+1, DPFP), in T-Maze",
+        ("elu+1", "dpfp"), "The proposed feature map outperforms both ELU+1 and DPFP.",
+    ),
+    _in_tmaze(
+        "ablation-approximation", "Ablation: the rank-1 trick instead of cosines, in T-Maze",
+        ("rank-1 trick",), "The proposed approximation (r = 1) outperforms the rank-1 trick.",
+    ),
+)  # fmt: skip

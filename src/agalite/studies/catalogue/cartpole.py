@@ -1,0 +1,117 @@
+"""CartPole without velocities, with and without noise: integrating what is seen over time."""
+
+from agalite.studies.catalogue.agents import agents
+from agalite.studies.declaration import (
+    Against,
+    Better,
+    Claim,
+    Curves,
+    Factor,
+    Metric,
+    Scale,
+    Selection,
+    Study,
+    Training,
+    over,
+)
+
+_RETURN = Metric(column="charts/episodic_return", name="episodic return, last 100K steps",
+                 last=100_000)  # fmt: skip
+_SMOKE = {
+    "steps": 1024, "environments": 2, "rollout": 64, "agent.epochs": 1, "agent.minibatches": 1,
+    "log_every": 256, "checkpoint_every": 512,
+}  # fmt: skip
+# What learns fastest on two cores (docs/training.md); the paper's is one environment of 1024 steps.
+_CPU = {
+    "environments": 8, "rollout": 128, "agent.learning_rate": 5e-4, "agent.lam": 0.95,
+    "agent.value": 0.5, "agent.epochs": 4, "agent.minibatches": 4, "steps": 500_000,
+    "log_every": 10_000, "checkpoint_every": 100_000, "keep": 1,
+}  # fmt: skip
+_NOTE = "The paper does not say how large its models for CartPole were; these are its T-Maze's."
+
+
+def _study(name: str, env: str, title: str, paper: str) -> Study:
+    return Study(
+        name=name, title=title, paper=paper, note=_NOTE,
+        work=Training(preset="paper"),
+        base={"env": env},
+        factors=(agents("gru", "gtrxl-128", "agalite"),),
+        metrics=(_RETURN,),
+        figures=(Curves(lines="agent", bins=100),),
+        scales={
+            "smoke": Scale(seeds=1, size="tiny", changes=_SMOKE, factors=(agents("agalite"),)),
+            "cpu": Scale(
+                seeds=4, size="small", changes=_CPU,
+                factors=(agents("gru", "gtrxl-64", "agalite"),),
+                note="Small models, 500K steps of eight environments instead of 5M of one; a "
+                     "window of 64 for GTrXL.",
+            ),
+            "paper": Scale(seeds=30, together=10, changes={"steps": 5_000_000}),
+        },
+        claims=(
+            Claim(
+                says="The AGaLiTe agent finds a better-balancing policy than the GRU agent.",
+                where="Section 5, Partially Observable Classic Control",
+                tests=(Better(a={"agent": "agalite"}, b={"agent": "gru"}),),
+                scales=("paper", "cpu"),
+            ),
+            Claim(
+                says="The AGaLiTe agent finds a better-balancing policy than the GTrXL agent.",
+                where="Section 5, Partially Observable Classic Control",
+                tests=(Better(a={"agent": "agalite"}, b={"agent": ("gtrxl-128", "gtrxl-64")}),),
+                scales=("paper", "cpu"),
+            ),
+            Claim(
+                says="The AGaLiTe agent learns faster than the GRU and GTrXL agents.",
+                where="Section 5, Partially Observable Classic Control",
+            ),
+        ),
+    )  # fmt: skip
+
+
+STUDIES = (
+    _study(
+        "cartpole-noisy", "noisy-masked-cartpole",
+        "CartPole without velocities, with noise: return over training",
+        "Section 5, figure on CartPole",
+    ),
+    _study(
+        "cartpole-masked", "masked-cartpole",
+        "CartPole without velocities: return over training",
+        "Appendix G.2",
+    ),
+    Study(
+        name="cartpole-sweep",
+        title="CartPole: the sweep over learning rates, both variants",
+        paper="Appendix G.2, table of hyperparameters",
+        note=_NOTE + " Nor does it say how it chose; here it is by the mean return.",
+        work=Training(preset="paper"),
+        factors=(
+            agents("gru", "gtrxl-128", "agalite"),
+            Factor("variant", {"noisy": {"env": "noisy-masked-cartpole"},
+                               "masked": {"env": "masked-cartpole"}}),
+            over("learning_rate", "agent.learning_rate", (1e-2, 1e-3, 1e-4, 1e-5)),
+        ),
+        metrics=(_RETURN,),
+        selection=Selection(choose=("learning_rate",), within=("agent",)),
+        figures=(Against(x="learning_rate", lines="agent", panels="variant"),),
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny", changes=_SMOKE,
+                factors=(
+                    agents("agalite"), Factor("variant", {"masked": {"env": "masked-cartpole"}}),
+                    over("learning_rate", "agent.learning_rate", (1e-2, 1e-3)),
+                ),
+            ),
+            "cpu": Scale(
+                seeds=2, size="small", changes={**_CPU, "steps": 300_000},
+                factors=(
+                    agents("gru", "gtrxl-64", "agalite"),
+                    over("learning_rate", "agent.learning_rate", (3e-3, 1e-3, 3e-4)),
+                ),
+                note="Small models, 300K steps of eight environments.",
+            ),
+            "paper": Scale(seeds=5, changes={"steps": 5_000_000}),
+        },
+    ),
+)  # fmt: skip

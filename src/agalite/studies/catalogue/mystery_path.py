@@ -1,0 +1,116 @@
+"""Mystery Path: remembering where an invisible path runs."""
+
+from agalite.studies.catalogue.agents import agents
+from agalite.studies.declaration import (
+    Against,
+    Alike,
+    Better,
+    Claim,
+    Curves,
+    Metric,
+    Scale,
+    Selection,
+    Study,
+    Training,
+    over,
+)
+
+_AGENTS = ("gtrxl-32", "gtrxl-64", "gtrxl-128", "agalite", "agalite-8")
+_METRICS = (
+    Metric(column="charts/success", name="success rate, last 1M steps", last=1_000_000),
+    Metric(column="charts/episodic_return", name="episodic return", last=1_000_000),
+)
+SMOKE = {
+    "steps": 512, "environments": 2, "rollout": 16, "agent.epochs": 1, "agent.minibatches": 1,
+    "hidden": 16, "env_options.max_steps": 16, "log_every": 128, "checkpoint_every": 256,
+}  # fmt: skip
+CPU = {
+    "environments": 32, "rollout": 128, "steps": 400_000, "log_every": 8_000,
+    "checkpoint_every": 40_000, "keep": 1,
+}  # fmt: skip
+_WHERE = "Section 5, Mystery Path"
+
+
+def _study(name: str, title: str, seeds: int) -> Study:
+    return Study(
+        name=name, title=title, paper="Section 5, figure on Mystery Path; Appendix G.3",
+        work=Training(preset="paper"),
+        base={"env": name},
+        factors=(agents(*_AGENTS),),
+        metrics=_METRICS,
+        figures=(Curves(lines="agent", bins=100),),
+        bands="95% interval",
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny", changes=SMOKE,
+                factors=(agents("gtrxl-8" if name.endswith("grid") else "agalite"),),
+            ),
+            "cpu": Scale(
+                seeds=2, size="small", changes=CPU,
+                factors=(agents("gtrxl-32", "gtrxl-128", "agalite", "agalite-8"),),
+                note="400K steps of 32 environments instead of 100M of 128; small models.",
+            ),
+            "paper": Scale(seeds=seeds, together=5, changes={"steps": 100_000_000}),
+        },
+        claims=(
+            Claim(
+                says="AGaLiTe matches the performance of GTrXL-128 when eta = 4.",
+                where=_WHERE,
+                tests=(Alike(a={"agent": "agalite"}, b={"agent": "gtrxl-128"}, within=0.1),),
+            ),
+            Claim(
+                says="AGaLiTe surpasses GTrXL-128 in mean performance when eta = 8.",
+                where=_WHERE,
+                tests=(Better(a={"agent": "agalite-8"}, b={"agent": "gtrxl-128"}),),
+            ),
+            Claim(
+                says="Reducing the memory size of GTrXL drastically impacts its performance.",
+                where=_WHERE,
+                tests=(
+                    Better(a={"agent": "gtrxl-128"}, b={"agent": "gtrxl-32"}, margin=0.1),
+                ),
+            ),
+        ),
+    )  # fmt: skip
+
+
+STUDIES = (
+    _study("mystery-path-grid", "Mystery Path Grid: success over training, five agents", 15),
+    _study("mystery-path", "Mystery Path: success over training, five agents", 5),
+    Study(
+        name="mystery-path-sweep",
+        title="Mystery Path Grid: the sweep that chooses learning rate and entropy coefficient",
+        paper="Appendix G.3, tuning strategy",
+        work=Training(preset="paper"),
+        base={"env": "mystery-path-grid"},
+        factors=(
+            agents(*_AGENTS),
+            over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
+            over("entropy", "agent.entropy", (3e-2, 3e-3, 3e-4, 3e-5)),
+        ),
+        # The paper chooses by reward here.
+        metrics=_METRICS[::-1],
+        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
+        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny", changes=SMOKE,
+                factors=(
+                    agents("agalite"),
+                    over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
+                    over("entropy", "agent.entropy", (3e-3,)),
+                ),
+            ),
+            "cpu": Scale(
+                seeds=1, size="small", changes={**CPU, "steps": 200_000},
+                factors=(
+                    agents("gtrxl-128", "agalite"),
+                    over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
+                    over("entropy", "agent.entropy", (3e-2, 3e-3)),
+                ),
+                note="200K steps of 32 environments instead of 60M of 128; small models.",
+            ),
+            "paper": Scale(seeds=3, changes={"steps": 60_000_000}),
+        },
+    ),
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""T-Maze: how long a corridor each agent can carry the cue through."""
+
+from agalite.studies.catalogue.agents import agents
+from agalite.studies.declaration import (
+    Against,
+    Alike,
+    Better,
+    Between,
+    Claim,
+    Curves,
+    Metric,
+    Scale,
+    Selection,
+    Study,
+    Training,
+    over,
+)
+
+_AGENTS = ("lstm", "gru", "gtrxl-128", "gtrxl-256", "linear", "galite", "agalite")
+_LENGTHS = (120, 140, 160, 180, 200)
+_LONG = tuple(str(n) for n in _LENGTHS[1:])
+_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
+SMOKE = {
+    "steps": 2048, "environments": 4, "rollout": 32, "log_every": 512, "checkpoint_every": 1024,
+}  # fmt: skip
+# The settings that were found to learn short corridors quickly on two cores (docs/training.md).
+CPU = {
+    "environments": 32, "rollout": 64, "agent.learning_rate": 1e-3, "agent.entropy": 1e-2,
+    "log_every": 10_000, "checkpoint_every": 100_000, "keep": 1,
+}  # fmt: skip
+
+
+def corridor(*lengths: int):
+    return over("corridor", "env_options.corridor", lengths)
+
+
+STUDIES = (
+    Study(
+        name="tmaze",
+        title="T-Maze: success against corridor length, seven agents",
+        paper="Section 5, figure on T-Maze; Appendix G.1",
+        work=Training(preset="paper"),
+        base={"env": "tmaze"},
+        factors=(agents(*_AGENTS), corridor(*_LENGTHS)),
+        metrics=(
+            _SUCCESS,
+            Metric(column="charts/episodic_return", name="episodic return", last=100_000),
+        ),
+        figures=(
+            Against(x="corridor", lines="agent"),
+            Curves(lines="agent", panels="corridor"),
+        ),
+        scales={
+            "smoke": Scale(
+                seeds=2, size="tiny", changes=SMOKE,
+                factors=(agents("gru", "agalite"), corridor(4)),
+            ),
+            "cpu": Scale(
+                seeds=4, size="small", changes={**CPU, "steps": 600_000},
+                factors=(
+                    agents("lstm", "gru", "gtrxl-16", "gtrxl-64", "linear", "galite", "agalite",
+                           spread=True),
+                    corridor(20, 40),
+                ),
+                note="Corridors of 20 and 40 instead of 120 to 200, windows of GTrXL shorter and "
+                     "longer than they are; small models; gates that start with long memories.",
+            ),
+            "paper": Scale(seeds=50, together=10, changes={"steps": 5_000_000}),
+        },
+        claims=(
+            Claim(
+                says="GTrXL-128 fails for corridor lengths greater than 120.",
+                where="Section 5, Diagnostic MDP",
+                tests=(
+                    Between(a={"agent": "gtrxl-128", "corridor": _LONG}, low=0.35, high=0.65),
+                ),
+            ),
+            Claim(
+                says="A GTrXL whose window is shorter than the corridor fails (chance is 0.5).",
+                where="the same claim, at a reduced length",
+                tests=(Between(a={"agent": "gtrxl-16", "corridor": "40"}, low=0.35, high=0.65),),
+                scales=("cpu",),
+            ),
+            Claim(
+                says="GTrXL-256 works well across all corridor lengths.",
+                where="Section 5, Diagnostic MDP",
+                tests=(Between(a={"agent": "gtrxl-256"}, low=0.8, high=1.0),),
+            ),
+            Claim(
+                says="GaLiTe and AGaLiTe match the performance of GTrXL-256 without having the "
+                     "whole episode as input.",
+                where="Section 5, Diagnostic MDP",
+                tests=(
+                    Alike(a={"agent": "galite"}, b={"agent": "gtrxl-256"}, within=0.1),
+                    Alike(a={"agent": "agalite"}, b={"agent": "gtrxl-256"}, within=0.1),
+                ),
+            ),
+            Claim(
+                says="AGaLiTe performs close to GaLiTe even with r = 1.",
+                where="Section 5, Diagnostic MDP",
+                tests=(Alike(a={"agent": "agalite"}, b={"agent": "galite"}, within=0.1),),
+                scales=("paper", "cpu"),
+            ),
+            Claim(
+                says="GRU and linear transformer outperform LSTM.",
+                where="Section 5, Diagnostic MDP",
+                tests=(
+                    Better(a={"agent": "gru"}, b={"agent": "lstm"}),
+                    Better(a={"agent": "linear"}, b={"agent": "lstm"}),
+                ),
+                scales=("paper", "cpu"),
+            ),
+            Claim(
+                says="The performance of GRU and linear transformer drops in the longest "
+                     "corridors.",
+                where="Section 5, Diagnostic MDP",
+                tests=(
+                    Better(a={"agent": "gru", "corridor": "120"},
+                           b={"agent": "gru", "corridor": "200"}),
+                    Better(a={"agent": "linear", "corridor": "120"},
+                           b={"agent": "linear", "corridor": "200"}),
+                ),
+            ),
+        ),
+    ),
+    Study(
+        name="tmaze-sweep",
+        title="T-Maze: the sweep that chooses learning rate and entropy coefficient",
+        paper="Appendix G.1, tuning strategy",
+        work=Training(preset="paper"),
+        base={"env": "tmaze"},
+        factors=(
+            agents(*_AGENTS), corridor(*_LENGTHS),
+            over("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
+            over("entropy", "agent.entropy", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
+        ),
+        metrics=(_SUCCESS,),
+        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
+        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        scales={
+            "smoke": Scale(
+                seeds=1, size="tiny", changes=SMOKE,
+                factors=(
+                    agents("agalite"), corridor(4),
+                    over("learning_rate", "agent.learning_rate", (1e-3, 1e-4)),
+                    over("entropy", "agent.entropy", (1e-2,)),
+                ),
+            ),
+            "cpu": Scale(
+                seeds=2, size="small", changes={**CPU, "steps": 300_000},
+                factors=(
+                    agents("gru", "gtrxl-64", "linear", "galite", "agalite", spread=True),
+                    corridor(20),
+                    over("learning_rate", "agent.learning_rate", (1e-3, 3e-4)),
+                    over("entropy", "agent.entropy", (1e-2, 1e-3)),
+                ),
+                note="One corridor of 20, four settings of each agent, small models.",
+            ),
+            "paper": Scale(seeds=5, changes={"steps": 5_000_000}),
+        },
+        claims=(),
+    ),
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""The paper's claims beside our numbers: agrees, disagrees, undecided, or not tested.
+
+A test compares means over seeds. It holds if the whole 95% bootstrap interval says so, fails if all
+of it says otherwise, and is undecided in between.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agalite.studies.declaration import Alike, Between, Claim, Ratio, Select, Test
+from agalite.studies.results import Results
+from agalite.studies.statistics import (
+    difference_interval,
+    probability_of_improvement,
+    ratio_interval,
+    summarise,
+)
+
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+NOT_TESTED = "not tested at this scale"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claim: Claim
+    measured: tuple[str, ...]
+    """A sentence for each test."""
+    word: str
+    why: str = ""
+
+
+def judge(results: Results) -> list[Verdict]:
+    return [_judge(results, claim) for claim in results.study.claims]
+
+
+def _judge(results: Results, claim: Claim) -> Verdict:
+    found = [_compare(results, test) for test in claim.tests]
+    measured = tuple(words for words, _ in found)
+    if not claim.tests:
+        return Verdict(claim, (), NOT_TESTED, "see the figure")
+    if results.scale not in claim.scales:
+        return Verdict(claim, measured, NOT_TESTED, f"it is about scale {claim.scales[0]}")
+    words = [word for _, word in found]
+    if NOT_TESTED in words:
+        return Verdict(claim, measured, NOT_TESTED, "trials are missing, or have one seed")
+    word = next((w for w in (DISAGREES, UNDECIDED) if w in words), AGREES)
+    return Verdict(claim, measured, word)
+
+
+def _compare(results: Results, test: Test) -> tuple[str, str]:
+    metric = results.study.metric(test.metric)
+    a = _known(results.values(test.a, metric.column))
+    if isinstance(test, Between):
+        if not len(a):
+            return f"{_name(test.a)}: nothing finished", NOT_TESTED
+        s = summarise(a)
+        words = f"{_name(test.a)}: {_number(a)}"
+        return words, _within(s.low, s.high, test.low, test.high, metric.exact or len(a) > 1)
+    b = _known(results.values(test.b, metric.column))
+    if not len(a) or not len(b):
+        missing = _name(test.a if not len(a) else test.b)
+        return f"{missing}: nothing finished", NOT_TESTED
+    words = f"{_name(test.a)} {_number(a)}, {_name(test.b)} {_number(b)}"
+    enough = metric.exact or (len(a) > 1 and len(b) > 1)
+    if isinstance(test, Ratio):
+        low, high = ratio_interval(a, b)
+        words += f"; ratio {a.mean() / b.mean():.4g}"
+        return words, _within(low, high, test.low, test.high, enough)
+    low, high = difference_interval(a, b)
+    words += f"; difference {a.mean() - b.mean():+.3g} ({low:.3g} to {high:.3g})"
+    if isinstance(test, Alike):
+        return words, _within(low, high, -test.within, test.within, enough)
+    p = probability_of_improvement(a, b)
+    better = p if metric.higher else 1 - p
+    words += f"; probability of improvement {better:.2f}"
+    if not metric.higher:
+        low, high = -high, -low
+    if not enough:
+        return words, NOT_TESTED
+    if low > test.margin:
+        return words, AGREES
+    return words, DISAGREES if high < test.margin else UNDECIDED
+
+
+def _within(low: float, high: float, least: float, most: float, enough: bool) -> str:
+    if not enough:
+        return NOT_TESTED
+    if least <= low and high <= most:
+        return AGREES
+    return DISAGREES if high < least or low > most else UNDECIDED
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+def _name(levels: Select) -> str:
+    return " ".join("/".join((v,) if isinstance(v, str) else v) for v in levels.values())
+
+
+def _number(values: np.ndarray) -> str:
+    s = summarise(values)
+    return f"{s.mean:.4g}" + (f" ({s.low:.3g} to {s.high:.3g})" if s.seeds > 1 else "")

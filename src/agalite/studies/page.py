@@ -1,0 +1,287 @@
+"""The report as one HTML file: nothing is fetched from anywhere, the figures are inside."""
+
+import html
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agalite.studies.board import in_words
+from agalite.studies.claims import Verdict
+from agalite.studies.declaration import Study
+from agalite.studies.figures import Drawn
+from agalite.studies.results import Results
+from agalite.studies.selection import Choice
+from agalite.studies.statistics import probability_of_improvement, summarise
+from agalite.studies.trials import STATES
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+.faint { color: #666; } figure { margin: 1rem 0; overflow-x: auto; }
+figure svg { max-width: 100%; height: auto; } figcaption { color: #444; font-size: .9rem; }
+table { border-collapse: collapse; font-size: .88rem; margin: .6rem 0; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: left;
+         vertical-align: top; }
+td.nowrap { white-space: nowrap; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+th { cursor: pointer; user-select: none; background: #f6f6f6; position: sticky; top: 0; }
+th[aria-sort=ascending]::after { content: " \\2191"; }
+th[aria-sort=descending]::after { content: " \\2193"; }
+.wide { overflow: auto; } .long { max-height: 36rem; } details { margin: .2rem 0; }
+pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; font-size: .82rem; }
+summary { cursor: pointer; }
+.word { white-space: nowrap; font-weight: 600; } .agrees { color: #00664b; }
+.disagrees { color: #a63600; } .undecided { color: #7a5c00; } .not { color: #666; }
+"""
+
+_SCRIPT = """
+for (const th of document.querySelectorAll("table.sortable th")) {
+  th.addEventListener("click", () => {
+    const table = th.closest("table"), body = table.tBodies[0];
+    const column = [...th.parentNode.children].indexOf(th);
+    const up = th.getAttribute("aria-sort") !== "ascending";
+    for (const other of th.parentNode.children) other.removeAttribute("aria-sort");
+    th.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const key = row => {
+      const cell = row.children[column], text = cell.dataset.value ?? cell.textContent.trim();
+      const number = Number(text);
+      return text === "" || Number.isNaN(number) ? text : number;
+    };
+    const rows = [...body.rows].sort((a, b) => {
+      const x = key(a), y = key(b);
+      if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1;
+      const order = x < y ? -1 : x > y ? 1 : 0;
+      return up ? order : -order;
+    });
+    body.append(...rows);
+  });
+}
+"""
+
+
+def page(
+    results: Results, figures: Sequence[Drawn], verdicts: Sequence[Verdict],
+    choices: Sequence[Choice], commands: Sequence[str],
+) -> str:  # fmt: skip
+    study = results.study
+    parts = [
+        f"<h1>{_e(study.title)}</h1>",
+        f'<p class="faint">Study <b>{_e(study.name)}</b> at scale <b>{_e(results.scale)}</b>. '
+        f"In the paper: {_e(study.paper)}.</p>",
+        _standing(results),
+        *(f"<p>{_e(note)}</p>" for note in (study.note, study.at(results.scale).note) if note),
+        "<h2>Figures</h2>" if figures else "",
+        *(f'<figure id="figure-{_e(d.name)}">{d.svg}<figcaption>{_e(d.title)}'
+          f"{_shaded(study, d)}</figcaption></figure>" for d in figures),
+        _claims(verdicts),
+        _choices(choices),
+        _numbers(results),
+        _improvement(results),
+        _failures(results),
+        _settings(results),
+        _sessions(results, commands),
+    ]  # fmt: skip
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{_e(study.name)} ({_e(results.scale)})</title><style>{_STYLE}</style></head>\n"
+        f"<body>\n{body}\n<script>{_SCRIPT}</script></body></html>\n"
+    )
+
+
+def _standing(results: Results) -> str:
+    states = [trial.state() for trial in results.trials]
+    counts = {state: states.count(state) for state in STATES if states.count(state)}
+    words = ", ".join(f"{n} {state}" for state, n in counts.items())
+    seconds = sum(session["seconds"] for session in results.sessions)
+    return (
+        f"<p>{len(states)} trials: {words}. Wall time of all sessions: {in_words(seconds)}.</p>"
+    )  # fmt: skip
+
+
+def _shaded(study: Study, figure: Drawn) -> str:
+    if not figure.shaded:
+        return "." if study.metrics[0].exact else "; means over seeds."
+    what = "the standard error" if study.bands == "standard error" else "a 95% bootstrap interval"
+    return f"; lines are means over seeds, shaded is {what}."
+
+
+def _claims(verdicts: Sequence[Verdict]) -> str:
+    if not verdicts:
+        return ""
+    rows = []
+    for v in verdicts:
+        word = v.word.split()[0]
+        why = f'<br><span class="faint">{_e(v.why)}</span>' if v.why else ""
+        measured = "<br>".join(map(_e, v.measured)) or "-"
+        rows.append([
+            _Cell(f"{_e(v.claim.says)}<br><span class='faint'>{_e(v.claim.where)}</span>"),
+            _Cell(measured), _Cell(f'<span class="word {word}">{_e(v.word)}</span>{why}'),
+        ])  # fmt: skip
+    heads = ["what the paper says", "what we measured", "verdict"]
+    return (
+        "<h2>The paper's claims</h2>"
+        + _table(heads, rows, "claims")
+        + '<p class="faint">Means with 95% bootstrap intervals over seeds. A claim is agreed or '
+        "disagreed with only if the whole interval says so.</p>"
+    )
+
+
+def _choices(choices: Sequence[Choice]) -> str:
+    if not choices:
+        return ""
+    rows = [
+        [_Cell(_e(", ".join(c.within.values()))),
+         _Cell(_e(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
+         _number(c.mean), _number(c.of)]
+        for c in choices
+    ]  # fmt: skip
+    heads = ["for", "chosen", "its mean", "of so many"]
+    return "<h2>What the sweep chooses</h2>" + _table(heads, rows, "choices")
+
+
+def _numbers(results: Results) -> str:
+    if not results.points:
+        return "<h2>Results</h2><p>No trial is finished yet.</p>"
+    factors = list(dict.fromkeys(name for point in results.points for name in point.levels))
+    metrics = [
+        m for m in results.study.metrics if any(m.column in p.values for p in results.points)
+    ]
+    heads = [*(name.replace("_", " ") for name in factors), "seeds"]
+    for metric in metrics:
+        heads.append(metric.name)
+        if not metric.exact:
+            heads += ["standard error", "95% interval", "interquartile mean"]
+    facts = [f for f in ("steps", "parameters", "seconds")
+             if any(p.summary.get(f) for p in results.points)]  # fmt: skip
+    rows = []
+    for point in results.points:
+        row = [_Cell(_e(point.levels.get(name, ""))) for name in factors]
+        values = [point.values.get(m.column) for m in metrics]
+        row.append(_number(max((len(v) for v in values if v is not None), default=0)))
+        for metric, v in zip(metrics, values, strict=True):
+            if v is None:
+                row += [_Cell("")] * (1 if metric.exact else 4)
+                continue
+            s = summarise(v)
+            if metric.exact:
+                row.append(_number(s.mean))
+                continue
+            interval = f"{s.low:.4g} to {s.high:.4g}" if s.seeds > 1 else ""
+            row += [_number(s.mean), _number(s.error), _Cell(interval, s.low), _number(s.middle)]
+        row += [_number(point.summary.get(f)) for f in facts]
+        rows.append(row)
+    return "<h2>Results</h2>" + _table([*heads, *facts], rows, "results")
+
+
+def _improvement(results: Results) -> str:
+    """For every pair of the first factor's levels, all other factors alike."""
+    metric, factor = results.study.metrics[0], results.study.factors[0].name.split("/")[0]
+    labels = results.labels(factor)
+    values = {label: results.values({factor: label}, metric.column) for label in labels}
+    values = {label: v[v == v] for label, v in values.items()}
+    values = {label: v for label, v in values.items() if len(v) > 1}
+    if not 2 <= len(values) <= 12:
+        return ""
+    rows = []
+    for a, x in values.items():
+        cells = []
+        for b, y in values.items():
+            p = probability_of_improvement(x, y) if metric.higher else (
+                probability_of_improvement(y, x))  # fmt: skip
+            cells.append(_Cell("") if a == b else _number(round(p, 3)))
+        rows.append([_Cell(_e(a)), *cells])
+    return (
+        "<h2>Probability of improvement</h2>"
+        f"<p>That a seed of the row is better than a seed of the column, by {_e(metric.name)} "
+        "(mean over the other factors).</p>"
+        + _table(["", *values], rows, "improvement")
+    )  # fmt: skip
+
+
+def _failures(results: Results) -> str:
+    failed = [trial for trial in results.trials if trial.state() == "failed"]
+    if not failed:
+        return ""
+    rows = [[_Cell(_e(trial.name)), _Cell(_e(trial.failure()))] for trial in failed]
+    return "<h2>Failures</h2>" + _table(["trial", "error"], rows, "failures")
+
+
+def _settings(results: Results) -> str:
+    parts = []
+    for trial in results.trials:
+        if trial.state() != "finished":
+            continue
+        path = trial.folder / "config.json"
+        source = path if path.exists() else trial.rows_path
+        text = json.loads(source.read_text())
+        text = text.get("asked", text)
+        parts.append(
+            f"<details><summary>{_e(trial.name)}</summary>"
+            f"<pre>{_e(json.dumps(text, indent=1))}</pre></details>"
+        )
+    return "<h2>Every setting</h2>" + "".join(parts) if parts else ""
+
+
+def _sessions(results: Results, commands: Sequence[str]) -> str:
+    rows = [
+        [_Cell(_e(s["began"])), _Cell(f"<code>{_e(s['command'])}</code>"), _number(s["seconds"]),
+         _number(len(s["trials"])), _Cell(_e(_machine(s["machine"]))),
+         _Cell(_e(", ".join(f"{k} {v}" for k, v in s["versions"].items())))]
+        for s in results.sessions
+    ]  # fmt: skip
+    heads = ["began", "command", "seconds", "trials", "machine", "versions"]
+    again = "\n".join(commands)
+    return (
+        f"<h2>How it was run</h2>{_table(heads, rows, 'sessions')}"
+        f"<p>To do it again:</p><pre>{_e(again)}</pre>"
+    )
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts.get('processor', '?')}, {facts['cores']} cores, {facts.get('memory_gb', '?')} GB, "
+        f"{facts['system']}; load before {facts.get('load_before', '?')}"
+    )
+
+
+class _Cell:
+    """What is shown, and what it is sorted by."""
+
+    def __init__(self, text: str, value: float | None = None, *, number: bool = False) -> None:
+        self.text, self.value, self.number = text, value, number
+
+
+def _number(value: float | int | None) -> _Cell:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return _Cell("", number=True)
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return _Cell(text, value, number=True)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]], name: str) -> str:
+    rows = list(rows)
+    long = " long" if len(rows) > 15 else ""
+    right = [any(row[i].number for row in rows) for i in range(len(heads))]
+    head = "".join(
+        f"<th{' class=number' if r else ''}>{_e(h)}</th>" for h, r in zip(heads, right, strict=True)
+    )
+    lines = []
+    for row in rows:
+        cells = []
+        for cell in row:
+            kind = " class=number" if cell.number else " class=nowrap" if cell.value else ""
+            value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+            cells.append(f"<td{kind}{value}>{cell.text}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    table = f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>'
+    return f'<div class="wide{long}">{table}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _e(text: object) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,123 @@
+"""Running a study: what is finished stays, what is half-finished goes on, the rest is begun."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agalite import files
+from agalite.process import Stopped
+from agalite.studies.board import Board
+from agalite.studies.placement import Here, Placement
+from agalite.studies.trials import Trial
+from agalite.studies.work import Outcome, check
+from agalite.version import __version__
+
+_PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "gymnax", "craftax", "ray")
+
+
+def run(
+    trials: Sequence[Trial], placement: Placement | None = None, *, quiet: bool = False,
+    command: str | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """Runs all that is not finished; the outcomes of this session.
+
+    `command` is what the report says was typed. Raises `Stopped` when somebody asked to stop, with
+    every run saved.
+    """
+    for trial in trials:
+        check(trial)  # before anything is begun
+    left = [trial for trial in trials if trial.state() != "finished"]
+    if not left:
+        return []
+    session = _Session(left[0].home, command)
+    outcomes: list[Outcome] = []
+    stopped = 0
+    with Board(trials, quiet=quiet) as board:
+        try:
+            for outcome in (placement or Here()).run(left, board.begun):
+                stopped = stopped or outcome.signal
+                if outcome.trial:
+                    outcomes.append(outcome)
+                    board.ended(outcome)
+                    session.write(outcomes)
+        finally:
+            if outcomes:
+                session.write(outcomes, over=True)
+    if stopped:
+        raise Stopped(stopped)
+    return outcomes
+
+
+def count(trials: Sequence[Trial]) -> dict[str, int]:
+    """How many trials are in which state."""
+    return dict(Counter(trial.state() for trial in trials))
+
+
+def command_line() -> str:
+    """What was typed to start this process, which is `agalite`."""
+    return shlex.join(["agalite", *sys.argv[1:]])
+
+
+class _Session:
+    """A file of its own for every `study run`: several may run side by side."""
+
+    def __init__(self, home: Path, command: str | None) -> None:
+        folder = home / "sessions"
+        folder.mkdir(parents=True, exist_ok=True)
+        part = time.time_ns() // 1000 % 10**6  # one process may run several in a second
+        now = f"{time.strftime('%Y%m%d-%H%M%S')}.{part:06d}"
+        self._path = folder / f"{now}-{platform.node()}-{os.getpid()}.json"
+        self._began = time.monotonic()
+        self._facts: dict[str, Any] = {
+            "command": command or "from Python",
+            "began": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+    def write(self, outcomes: Sequence[Outcome], *, over: bool = False) -> None:
+        files.write_json(
+            self._path,
+            {
+                **self._facts,
+                "seconds": round(time.monotonic() - self._began, 1),
+                "over": over,
+                "trials": [
+                    {"trial": o.trial, "state": o.state, "seconds": round(o.seconds, 1)}
+                    for o in outcomes
+                ],
+            },
+        )
+
+
+def machine() -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": os.cpu_count(),
+    }
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        facts["processor"] = models[0] if models else platform.processor()
+        words = Path("/proc/meminfo").read_text().split()
+        facts["memory_gb"] = round(int(words[1]) / 2**20, 1)
+        load = Path("/proc/loadavg").read_text().split()[0]
+        facts["load_before"] = float(load)
+    return facts
+
+
+def versions() -> dict[str, str]:
+    found = {"agalite": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
