@@ -58,7 +58,7 @@ def test_a_run_outlives_an_actor_and_a_node(cluster, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)  # as somebody would who has seen enough
 
     def wait(until):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not until():
             assert time.monotonic() < deadline
             time.sleep(0.05)
