@@ -111,7 +111,7 @@ def test_png_of_several_runs_and_metrics(runs, tmp_path):
     assert height > 900  # two panels
     colours = {tuple(c) for c in (picture[:, :, :3] * 255).round().astype(int).reshape(-1, 3)}
     for run in (0, 1):
-        assert tuple(bytes.fromhex(plots._COLOURS[run][1:])) in colours
+        assert tuple(bytes.fromhex(plots.COLOURS[run][1:])) in colours
     assert "matplotlib.pyplot" not in set(sys.modules) - before
     assert [p.name for p in tmp_path.glob(".curve*")] == []
 
@@ -136,7 +136,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
 def test_short_runs_of_one_seed_are_drawn(tmp_path, rows):
     curve([make(tmp_path / "a", rows, seeds=1)], tmp_path / "a.png")
     picture = matplotlib.image.imread(tmp_path / "a.png")
-    blue = np.array(list(bytes.fromhex(plots._COLOURS[0][1:]))) / 255
+    blue = np.array(list(bytes.fromhex(plots.COLOURS[0][1:]))) / 255
     assert (np.abs(picture[:, :, :3] - blue).max(-1) < 0.01).sum() >= 9
 
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from agalite.bench.models import as_matrix, weight_arrays
-from agalite.bench.programs import ready
-from agalite.bench.timing import Program
+from agalite.bench.timing import Program, ready
 from agalite.memory import Memory
 
 READ = "weights read once"

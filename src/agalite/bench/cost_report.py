@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agalite.bench.figures import BLUE, GREEN, ORANGE, Line, Panel, draw
+from agalite.bench.figures import Line, Panel, draw
 from agalite.bench.scaling import AGALITE, GALITE
+from agalite.charts import BLUE, GREEN, ORANGE
 
 _COLOURS = {AGALITE: BLUE, GALITE: GREEN}
 

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agalite import files
+from agalite.charts import INK, blank, dress
 
-# Told apart by people who confuse red and green, in print too (Okabe and Ito, 2008).
-BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
-)  # fmt: skip
-_INK, _FAINT = "#333333", "#DDDDDD"
 _HEIGHT, _WIDTH = 4.2, 7.6
 _FEW = 4  # lines whose names find room inside the panel
 
@@ -43,21 +39,16 @@ class Panel:
 
 def draw(stem: Path, title: str, panels: Sequence[Panel], *, columns: int = 1) -> list[Path]:
     """Writes stem.svg and stem.png; x is logarithmic, its ticks the values that were measured."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError('pictures need matplotlib: pip install "agalite[train]"') from error
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(_WIDTH * columns, 0.6 + _HEIGHT * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(_WIDTH * columns, 0.6 + _HEIGHT * rows)
+    from matplotlib import rc_context
+
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, panel in zip(axes, panels, strict=False):
         _panel(ax, panel)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    figure.suptitle(title, color=_INK, fontsize=11)
+    figure.suptitle(title, color=INK, fontsize=11)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
     # The same numbers give the same file: no date, no random names inside.
     with rc_context({"svg.hashsalt": "agalite", "svg.fonttype": "none"}):
@@ -99,16 +90,12 @@ def _panel(axes: Any, panel: Panel) -> Any:
         axes.xaxis.set_minor_locator(NullLocator())
     if not panel.log_y:
         axes.set_ylim(bottom=0)
-    axes.set_title(panel.title, color=_INK, fontsize=10)
-    axes.set_xlabel(panel.x, color=_INK)
-    axes.set_ylabel(panel.y, color=_INK)
-    axes.grid(color=_FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-    axes.tick_params(colors=_INK, labelsize=9)
+    axes.set_title(panel.title, color=INK, fontsize=10)
+    axes.set_xlabel(panel.x, color=INK)
+    axes.set_ylabel(panel.y, color=INK)
+    dress(axes)
     if len(panel.lines) == 1:
-        return axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=_INK)
+        return axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
     # In the order in which the lines lie at the right, so that the eye finds them.
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: -panel.lines[i].y[-1])
@@ -117,5 +104,5 @@ def _panel(axes: Any, panel: Panel) -> Any:
         place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
     return axes.legend(
         [handles[i] for i in order], [labels[i] for i in order],
-        fontsize=9, labelcolor=_INK, **place,
+        fontsize=9, labelcolor=INK, **place,
     )  # fmt: skip

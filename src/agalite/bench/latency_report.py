@@ -11,11 +11,12 @@ from rich.table import Table
 
 from agalite import files
 from agalite.bench.bounds import PRODUCTS, READ
-from agalite.bench.figures import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, YELLOW, Line, Panel, draw
+from agalite.bench.figures import Line, Panel, draw
 from agalite.bench.models import weight_arrays
 from agalite.bench.report import at_least, at_most, show_targets
 from agalite.bench.subjects import REFERENCE, Subject
 from agalite.bench.timing import Program
+from agalite.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, YELLOW
 from agalite.memory import Memory
 
 _COLUMNS = (

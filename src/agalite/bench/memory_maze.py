@@ -21,6 +21,7 @@ from agalite.bench.report import write_results
 from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
 from agalite.envs.bridge import GymnasiumVector
 from agalite.envs.registry import make
+from agalite.ops.state import copies
 from agalite.training.config import HostConfig
 from agalite.training.learner import Learner, LearnerState
 from agalite.training.network import Network
@@ -73,7 +74,7 @@ class Agent:
         rollout = Rollout(obs, no, actions, zeros - 1.8, zeros, zeros, no, zeros)
         memory = self.network.initial_memory(state.weights, c.rollouts)
         count = c.rollout // c.sequence_length
-        starts = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), memory)
+        starts = copies(memory, count)
         return rollout, starts
 
     def row(self) -> dict[str, Any]:

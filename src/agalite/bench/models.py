@@ -20,6 +20,7 @@ from rich.table import Table
 from agalite.bench.report import at_least, at_most, show_targets, write_results
 from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
 from agalite.memory import Memory, make_memory
+from agalite.ops.state import copies
 
 STEPS, BATCH, INPUT = 256, 8, 16
 
@@ -74,7 +75,7 @@ def run(*, rounds: int, out: Path | None) -> None:
 def gradient_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Gradient of a loss over (STEPS, BATCH, INPUT), time first, as a trainer would take it."""
     weights, rest = eqx.partition(memory, eqx.is_inexact_array)
-    start = jax.tree.map(lambda x: jnp.broadcast_to(x, (BATCH, *x.shape)), memory.initial_state())
+    start = copies(memory.initial_state(), BATCH)
     xs = jax.random.normal(jax.random.key(1), (STEPS, BATCH, INPUT))
     resets = jax.random.bernoulli(jax.random.key(2), 0.01, (STEPS, BATCH))
 

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from agalite.bench.timing import Program
+from agalite.bench.timing import Program, ready, temporary_bytes
 from agalite.memory import Memory
 from agalite.memory.layers import turned
+from agalite.ops.state import copies
 
 
 def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
@@ -27,7 +28,7 @@ def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
     weights, join = _flat(memory)
     start, reset, xs = memory.initial_state(), jnp.zeros((), bool), stream_inputs(memory)
     if batch is not None:
-        start, reset, xs = (_repeat(tree, batch) for tree in (start, reset, xs))
+        start, reset, xs = (copies(tree, batch) for tree in (start, reset, xs))
     leaves, tree = jax.tree.flatten(start)
 
     def step(weights: list[Array], leaves: list[Array], x: Array, reset: Array) -> Any:
@@ -45,7 +46,7 @@ def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
         carried[0], y = compiled(weights, carried[0], next(inputs), reset)
         return y
 
-    return Program(name, call, _temporary(compiled))
+    return Program(name, call, temporary_bytes(compiled))
 
 
 def stream_inputs(memory: Memory) -> list[Array]:
@@ -82,12 +83,6 @@ def backward(memory: Memory, steps: int) -> tuple[Any, ...]:
     return jax.grad(loss), weights, memory.initial_state(), *_inputs(memory, steps)
 
 
-def ready(name: str, function: Callable[..., Any], *args: Any) -> Program:
-    """Compiled, and not run yet: the first run of a long sequence may take minutes."""
-    compiled = jax.jit(function).lower(*args).compile()
-    return Program(name, lambda: compiled(*args), _temporary(compiled))
-
-
 def _flat(memory: Memory) -> tuple[list[Array], Callable[[list[Array]], Memory]]:
     """The weights as a list, and the model made of such a list."""
     weights, rest = eqx.partition(memory, eqx.is_inexact_array)
@@ -99,12 +94,3 @@ def _inputs(memory: Memory, steps: int) -> tuple[Array, Array]:
     """Inputs and resets; an argument too, or XLA works out what there is to know of constants."""
     xs = jax.random.normal(jax.random.key(1), (steps, memory.input_size))
     return xs, jnp.zeros(steps, bool)
-
-
-def _repeat(tree: Any, batch: int) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), tree)
-
-
-def _temporary(compiled: Any) -> int:
-    analysis = compiled.memory_analysis()
-    return 0 if analysis is None else analysis.temp_size_in_bytes

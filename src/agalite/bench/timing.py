@@ -12,6 +12,8 @@ import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agalite.machine import processor
+
 
 def spread(values: Sequence[float]) -> float:
     """Half the distance between the quartiles, as a share of the median."""
@@ -47,12 +49,22 @@ class Program:
         return float(np.median(np.divide(self.seconds[:rounds], base.seconds[:rounds])))
 
 
-def compile_program(name: str, function: Callable[..., Any], *args: Any) -> Program:
+def ready(name: str, function: Callable[..., Any], *args: Any) -> Program:
+    """Compiled, and not run yet: the first run of a long sequence may take minutes."""
     compiled = jax.jit(function).lower(*args).compile()
+    return Program(name, lambda: compiled(*args), temporary_bytes(compiled))
+
+
+def compile_program(name: str, function: Callable[..., Any], *args: Any) -> Program:
+    """Compiled and run once, so that the first timed run is like the others."""
+    program = ready(name, function, *args)
+    jax.block_until_ready(program.call())
+    return program
+
+
+def temporary_bytes(compiled: Any) -> int:
     analysis = compiled.memory_analysis()
-    temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-    jax.block_until_ready(compiled(*args))
-    return Program(name, lambda: compiled(*args), temporary)
+    return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
 def take_turns(programs: list[Program], rounds: int, progress: Progress) -> None:
@@ -76,14 +88,8 @@ def progress_bar() -> Progress:
 
 def machine() -> dict[str, Any]:
     """What a reader must know to compare these numbers with others."""
-    cpu = platform.processor()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            cpu = next((x.split(":")[1].strip() for x in lines if "model name" in x), cpu)
-    except OSError:
-        pass
     return {
-        "cpu": cpu,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "backend": jax.default_backend(),

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from agalite import errors, extras
 from agalite.memory import Memory, make_memory
+from agalite.ops.state import copies
 
 try:
     extras.require("agalite.interop.flax", ("flax",), "flax")
@@ -156,7 +157,7 @@ def _initial_state(memory: Memory, batch: int | None) -> Any:
     if batch is None:
         return state
     errors.integer("batch", batch, minimum=1)
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), state)
+    return copies(state, batch)
 
 
 def _scan(memory: Memory, state: Any, xs: Any, resets: Any) -> tuple[Any, Array]:

@@ -13,6 +13,7 @@ from agalite.memory.layers import Dense
 from agalite.memory.lean import tanh
 from agalite.nets.actions import ActionHead, Distribution, make_action_head, small_dense
 from agalite.nets.encoders import Encoder, make_encoder
+from agalite.ops.state import copies
 
 
 class ActorCritic(eqx.Module):
@@ -60,7 +61,7 @@ class ActorCritic(eqx.Module):
         state = self.memory.initial_state()
         if batch is None:
             return state
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), state)
+        return copies(state, batch)
 
     def step(
         self, state: Any, obs: Shaped[Array, "..."], reset: Bool[Array, ""] | bool = False

@@ -31,6 +31,11 @@ class AGaLiTeState(NamedTuple):
     signs: UInt32[Array, " 2"] | None = None
 
 
+def copies(state: Any, count: int) -> Any:
+    """(...) -> (count, ...), every leaf: the same state for each of a batch."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), state)
+
+
 def matrix_state(heads: int, width: int, head_size: int, dtype: jnp.dtype) -> MatrixState:
     return MatrixState(
         jnp.zeros((heads, head_size, width), dtype), jnp.zeros((heads, width), dtype)

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from agalite.charts import COLOURS, INK, blank, dress, whole_range
 from agalite.studies.declaration import Against, Curves, Figure, Map
 from agalite.studies.results import Results
 from agalite.studies.statistics import summarise
 from agalite.training.statistics import bootstrap_interval
 
-# Told apart by people who confuse red and green, in print too (Okabe and Ito, 2008).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_COLOURS = (*COLOURS, "#999999")
 _MARKS = "osD^vPX*"
-_INK, _FAINT = "#333333", "#DDDDDD"
 _WIDE, _HIGH = 4.6, 3.1  # inches of a panel
 _ACROSS = 3  # panels in a row
 
@@ -213,17 +212,12 @@ def _numbers(labels: Sequence[str]) -> list[float] | None:
 
 
 def _panels(count: int, *, small: bool = False) -> tuple[Any, list[Any]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Picture
-
     across = min(count, 6 if small else _ACROSS)
     down = -(-count // across)
     wide, high = (2.4, 1.8) if small else (_WIDE, _HIGH)
     if count == 1:
         wide, high = 6.4, 4.0
-    # Not pyplot: it keeps every figure, and a backend, for the whole process.
-    made = Picture(figsize=(across * wide, down * high + 0.5), layout="constrained")
-    FigureCanvasAgg(made)
+    made = blank(across * wide, down * high + 0.5)
     axes = list(np.atleast_1d(made.subplots(down, across)).ravel())
     for ax in axes[count:]:
         ax.set_axis_off()
@@ -231,22 +225,16 @@ def _panels(count: int, *, small: bool = False) -> tuple[Any, list[Any]]:
 
 
 def _dress(ax: Any, x: str, y: str, title: str) -> None:
-    ax.set_xlabel(x, color=_INK, fontsize=9)
-    ax.set_ylabel(y, color=_INK, fontsize=9)
+    ax.set_xlabel(x, color=INK, fontsize=9)
+    ax.set_ylabel(y, color=INK, fontsize=9)
     if title:
-        ax.set_title(title, color=_INK, fontsize=10)
-    ax.grid(color=_FAINT, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(_INK)
-    ax.tick_params(colors=_INK, labelsize=8)
+        ax.set_title(title, color=INK, fontsize=10)
+    dress(ax, size=8)
 
 
 def _rate(ax: Any, name: str) -> None:
-    """A success rate: the whole range, so that panels compare."""
-    low, high = ax.get_ylim()
-    if name.startswith("success") and low > -0.2 and high < 1.2:
-        ax.set_ylim(-0.03, 1.03)
+    if name.startswith("success"):
+        whole_range(ax)
 
 
 def _steps_axis(ax: Any) -> None:
@@ -266,7 +254,7 @@ def _legend(made: Any, axes: Sequence[Any]) -> None:
         room = int(made.get_figwidth() * 13) // (max(map(len, found)) + 8)
         made.legend(
             list(found.values()), list(found), loc="outside upper center",
-            ncols=max(1, min(len(found), room)), frameon=False, labelcolor=_INK, fontsize=9,
+            ncols=max(1, min(len(found), room)), frameon=False, labelcolor=INK, fontsize=9,
         )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Running a study: what is finished stays, what is half-finished goes on, the rest is begun."""
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from agalite import files
+from agalite.machine import processor, versions
 from agalite.process import Stopped
 from agalite.studies.board import Board
 from agalite.studies.placement import Here, Placement
 from agalite.studies.trials import Trial
 from agalite.studies.work import Outcome, check
-from agalite.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "gymnax", "craftax", "ray")
 
@@ -80,7 +79,7 @@ class _Session:
             "command": command or "from Python",
             "began": time.strftime("%Y-%m-%d %H:%M:%S"),
             "machine": machine(),
-            "versions": versions(),
+            "versions": versions(_PACKAGES),
         }
 
     def write(self, outcomes: Sequence[Outcome], *, over: bool = False) -> None:
@@ -103,21 +102,11 @@ def machine() -> dict[str, Any]:
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": os.cpu_count(),
+        "processor": processor(),
     }
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        facts["processor"] = models[0] if models else platform.processor()
         words = Path("/proc/meminfo").read_text().split()
         facts["memory_gb"] = round(int(words[1]) / 2**20, 1)
         load = Path("/proc/loadavg").read_text().split()[0]
         facts["load_before"] = float(load)
     return facts
-
-
-def versions() -> dict[str, str]:
-    found = {"agalite": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

@@ -10,13 +10,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from agalite import errors, files
+from agalite.charts import COLOURS, INK, blank, dress, whole_range
 from agalite.training.metrics import read_metrics
 from agalite.training.statistics import bootstrap_interval
 
 FORMATS = (".png", ".svg")
-# Told apart by people who confuse red and green, in print too (Okabe and Ito, 2008).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_INK, _FAINT = "#333333", "#DDDDDD"
 _NAMES = {"success": "success rate", "SPS": "steps a second"}
 
 
@@ -57,20 +55,20 @@ def curve(
     for axes, name in zip(figure.axes, metrics, strict=True):
         for i, (folder, table) in enumerate(tables.items()):
             curves = common_steps(table, name, folder)
-            colour = _COLOURS[i % len(_COLOURS)]
+            colour = COLOURS[i % len(COLOURS)]
             _draw(axes, Curves(curves.steps, _smoothed(curves.seeds, smooth)), labels[i], colour)
         _dress(axes, name)
-    figure.axes[-1].set_xlabel(steps, color=_INK)
+    figure.axes[-1].set_xlabel(steps, color=INK)
     if len(tables) > 1:
         columns = min(len(tables), 3)
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),
-            loc="outside upper center", ncols=columns, frameon=False, labelcolor=_INK,
+            loc="outside upper center", ncols=columns, frameon=False, labelcolor=INK,
         )  # fmt: skip
     else:
         several = len(np.unique(next(iter(tables.values()))["seed"])) > 1
         what = "mean over seeds with its 95% interval" if several else "one seed"
-        figure.suptitle(f"{labels[0]}: {what}", color=_INK, fontsize=11)
+        figure.suptitle(f"{labels[0]}: {what}", color=INK, fontsize=11)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150)
     files.write(path, drawn.getvalue())
@@ -111,14 +109,7 @@ def _smoothed(curves: Float[np.ndarray, "S N"], window: int | None) -> Float[np.
 
 
 def _figure(panels: int) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError('pictures need matplotlib: pip install "agalite[train]"') from error
-    # Not pyplot: it keeps every figure, and a backend, for the whole process.
-    figure = Figure(figsize=(7, 1.0 + 2.9 * panels), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(7, 1.0 + 2.9 * panels)
     figure.subplots(panels, sharex=True)
     return figure
 
@@ -142,17 +133,12 @@ def _draw(axes: Any, curves: Curves, label: str, colour: str) -> None:
 def _dress(axes: Any, metric: str) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes.set_ylabel(_readable(metric), color=_INK)
+    axes.set_ylabel(_readable(metric), color=INK)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(color=_FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.margins(x=0.01)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-    axes.tick_params(colors=_INK, labelsize=9)
-    low, high = axes.get_ylim()
-    if metric.endswith("success") and low > -0.2 and high < 1.2:
-        axes.set_ylim(-0.03, 1.03)  # a rate: the whole range, so that panels compare
+    dress(axes)
+    if metric.endswith("success"):
+        whole_range(axes)
 
 
 def _readable(metric: str) -> str:

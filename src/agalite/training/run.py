@@ -14,7 +14,6 @@ runs/NAME/
 import contextlib
 import datetime
 import fcntl
-import importlib.metadata
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agalite import files
+from agalite.machine import versions
 from agalite.version import __version__
 
 FORMAT = 1
@@ -74,7 +74,7 @@ class Run:
         try:
             _refuse_occupied(folder)  # again: another process may have been first
             _require_space(folder)
-            whole = {"format": FORMAT, "versions": _versions(), **config}
+            whole = {"format": FORMAT, "versions": versions(_PACKAGES), **config}
             # Subfolders first: where there is a config, there is a whole run.
             run = cls(folder, {}, lock)
             run.tensorboard_folder.mkdir(exist_ok=True)
@@ -277,11 +277,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "pip install --upgrade agalite"
         )
     return config
-
-
-def _versions() -> dict[str, str]:
-    found = {"agalite": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
