@@ -2,16 +2,17 @@ import gc
 import os
 from pathlib import Path
 
-import jax
-import pytest
-
-# Programs compiled by an earlier run are used again: a warm `make test` mostly computes.
-jax.config.update(
-    "jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".venv/jax-cache")
+# Programs compiled by an earlier run are used again: a warm `make test` mostly computes. In the
+# environment, and before JAX is imported, so that it holds for the processes tests start as well.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".venv/jax-cache")
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 # One core for each of pytest's workers: two programs side by side are faster than one on both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import jax
+import pytest
 
 # Every compiled program takes a dozen memory maps, Linux allows a process 65,530, and XLA does not
 # survive being refused one. A worker that has seen most of the tests would get there.

@@ -51,9 +51,9 @@ def test_seeds_together_are_as_each_alone():
     config = TrainConfig(**CONFIG)
     together, metrics = states(config, 3)
     trainer = Trainer(config)
+    begin, advance = jax.jit(trainer.begin), jax.jit(trainer.advance)
     for seed in range(3):
-        alone = jax.jit(trainer.begin)(np.uint32(seed))
-        alone, own = jax.jit(trainer.advance)(alone, np.int32(3))
+        alone, own = advance(begin(np.uint32(seed)), np.int32(3))
         for name, value in own.items():
             np.testing.assert_allclose(metrics[name][seed], value, rtol=2e-4, atol=1e-5)
         for a, b in zip(

@@ -93,12 +93,14 @@ class Trainer:
 
         The number is not part of the program, so that a shorter last interval compiles nothing.
         """
-        shapes = jax.eval_shape(self.update, state)[1]
+        # Traced once here and used again by the loop: tracing is what a small run waits for.
+        update = jax.jit(self.update)
+        shapes = jax.eval_shape(update, state)[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         def one(_: Array, carry: Any) -> Any:
             state, sums = carry
-            state, new = self.update(state)
+            state, new = update(state)
             return state, jax.tree.map(jnp.add, sums, new)
 
         state, (episodes, losses) = lax.fori_loop(0, updates, one, (state, zeros))

@@ -32,7 +32,8 @@ def remember_programs() -> None:
     """Compiled programs are kept on disk: a second run starts at once."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(files.cache("jax")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:
