@@ -104,7 +104,7 @@ def final_leaves(folder):
 
 COMMAND = [
     "tmaze", "--corridor", "3", "--environments", "4", "--rollout", "8", "--hidden", "16",
-    "--log-every", "64", "--checkpoint-every", "64", "--steps", "6400",
+    "--log-every", "64", "--checkpoint-every", "64", "--steps", "1920",
     "--model.d-model", "16", "--model.layers", "1", "--model.heads", "2", "--model.head-size", "8",
     "--model.ffn-size", "16", "--model.eta", "2",
 ]  # fmt: skip
@@ -139,8 +139,8 @@ def test_a_run_leaves_what_it_promises(whole):
     assert {"config.json", "metrics.csv", "tensorboard", "checkpoints", "curve.png",
             "summary.json", "run.log"} <= names  # fmt: skip
     table = read_metrics(whole)
-    assert table["step"][-1] == 6400
-    assert len(table["step"]) == 100
+    assert table["step"][-1] == 1920
+    assert len(table["step"]) == 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -152,11 +152,11 @@ def test_killed_and_resumed_it_ends_the_same_to_the_bit(number, whole, tmp_path)
     process.send_signal(number)
     process.wait(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 143)
-    assert len(rows_without_speed(folder)) < 100, "it was to be stopped before its end"
+    assert len(rows_without_speed(folder)) < 30, "it was to be stopped before its end"
     assert main(["resume", str(folder)]) == 0
     assert rows_without_speed(folder) == rows_without_speed(whole)
     (step, got), (whole_step, want) = final_leaves(folder), final_leaves(whole)
-    assert step == whole_step == 6400
+    assert step == whole_step == 1920
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
 
