@@ -134,9 +134,11 @@ def show(found: dict[str, Any], size: dict[str, Any]) -> None:
 
 
 def _one_by_one(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, caption=f"ref: {REFERENCE}; bound: {READ}; M: context")
+    caption = f"ref: {REFERENCE}; bound: {READ}; M: context; state: floats"
+    table = Table(title=title, caption=caption)
     table.add_column("model", no_wrap=True)
-    for column in ("M", "ms", "spread", "/ ref", "/ bound", "weights", "state floats"):
+    # As narrow as they are so that 80 columns cut off nothing.
+    for column in ("M", "ms", "±", "/ref", "/bound", "params", "state"):
         table.add_column(column, justify="right")
     for row in rows:
         context = row.get("context")
@@ -144,10 +146,14 @@ def _one_by_one(title: str, rows: list[dict[str, Any]]) -> Table:
             row["model"], "" if context is None else f"{context:,}",
             f"{row['milliseconds']:.2f}", f"{row['spread']:.0%}", _ratio(row, "by_reference"),
             _ratio(row, "by_bound"),
-            f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else "",
-            f"{row['state_floats']:,}" if "state_floats" in row else "",
+            _short(row["parameters"]) if "parameters" in row else "",
+            _short(row["state_floats"]) if "state_floats" in row else "",
         )  # fmt: skip
     return table
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k"
 
 
 def _across(title: str, part: dict[str, Any], what: str) -> Table:

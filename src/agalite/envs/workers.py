@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class Workers(AsyncVectorEnv):
 
     def ready(self) -> bool:
         """Whether all that was asked for is there, or will never be."""
-        return all(pipe.poll(0) for pipe in self.parent_pipes)
+        return len(connection.wait(self.parent_pipes, 0)) == len(self.parent_pipes)
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
         """Wait for all; say who kept us waiting."""
@@ -90,18 +91,19 @@ class Workers(AsyncVectorEnv):
         if timeout is None:
             return True
         end = time.perf_counter() + timeout
-        late = [
-            i
-            for i, pipe in enumerate(self.parent_pipes)
-            if not pipe.poll(max(0.0, end - time.perf_counter()))
-        ]
-        if late:
-            where = self._whereabouts(late[0])
-            self.close(terminate=True)
-            raise Fault(
-                f"environment {late[0]} of {self._name} did not answer within {timeout:g} s; "
-                f"it was here:\n\n{where}"
-            )
+        waiting = list(self.parent_pipes)
+        while waiting:
+            # All at once: asking one after the other takes longer than many a step.
+            there = connection.wait(waiting, max(0.0, end - time.perf_counter()))
+            if not there:
+                late = self.parent_pipes.index(waiting[0])
+                where = self._whereabouts(late)
+                self.close(terminate=True)
+                raise Fault(
+                    f"environment {late} of {self._name} did not answer within {timeout:g} s; "
+                    f"it was here:\n\n{where}"
+                )
+            waiting = [pipe for pipe in waiting if pipe not in there]
         return True
 
     def _check_spaces(self) -> None:
