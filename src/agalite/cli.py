@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,8 +230,8 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = words[:1] == ["--debug"]
-    words = words[debug:]
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     if words == ["--version"]:
         print(__version__)
         return 0
@@ -254,7 +255,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         with _uninterrupted():
             with_huge_pages()
+        warnings.showwarning = _show_warning
     return _run(found, words, " ".join(path), debug)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """As a sentence: where in our code it comes from means nothing to who reads it."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -297,6 +304,8 @@ def _run(command: type, words: list[str], name: str, debug: bool) -> int:
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 128 + signal.SIGPIPE
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            return answer(f"{error.filename}: {error.strerror}", 2)
         return answer(error, 2)
     except KeyboardInterrupt:
         return answer("interrupted", 130)

@@ -19,7 +19,8 @@ from jax.core import Tracer
 def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     if value not in names:
-        raise ValueError(f"{name}={value!r} is unknown; choose one of: {', '.join(names)}")
+        between = "; " if any("," in n for n in names) else ", "
+        raise ValueError(f"{name}={value!r} is unknown; choose one of: {between.join(names)}")
 
 
 def integer(name: str, value: Any, *, minimum: int) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import importlib.metadata
 import platform
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from agalite.version import __version__
 
@@ -16,6 +18,25 @@ def processor() -> str:
             return next(names, platform.processor())
     except OSError:
         return platform.processor()
+
+
+def commit() -> str | None:
+    """Of the checkout that this package is imported from, with a + where files are changed; None
+    where it is installed without one."""
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude", "*"],
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+        known = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True, timeout=5,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # A package inside somebody else's repository is not of its commit.
+    return said.stdout.strip() if known.returncode == 0 else None
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

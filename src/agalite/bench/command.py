@@ -73,7 +73,7 @@ class Cost:
     seconds: float = 1.0
     """Time that each program of the scaling figure has."""
     stream: int = 10_000
-    """Steps of the stream whose every step is timed."""
+    """Steps of the stream whose every step is timed: at least 1000."""
     quick: bool = False
     """One layer instead of four, few sizes, a short stream: to see that it works."""
     out: Path | None = None

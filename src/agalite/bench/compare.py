@@ -2,20 +2,22 @@
 
 Two result files of one benchmark, whichever it is: every place in them that holds the times of a
 program, or a rate, is a measurement, and its name is the path to it. A change counts as one only if
-the middle halves of the two sets of runs do not meet. Timings never fail: the code is always 0.
+the middle halves of the two sets of runs do not meet and the medians are further apart than either
+half is wide. Timings never fail: the code is always 0.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-_MACHINE = ("cpu", "cores", "backend", "jax", "jaxlib", "python", "huge_pages")
+_MACHINE = ("agalite", "commit", "cpu", "cores", "backend", "jax", "jaxlib", "python", "huge_pages")
 _RATES = ("steps_per_second", "tokens_per_second", "per_second")
 _NAMES = ("against", "name", "model")
 _FEW = 3  # fewer runs than that have no quartiles worth the name
@@ -59,7 +61,7 @@ class Change:
         if any(m.runs is not None and m.runs < _FEW for m in (self.before, self.after)):
             return "too few runs"
         apart = self.after.low > self.before.high or self.after.high < self.before.low
-        if not apart:
+        if not apart or abs(self.factor - 1) <= self.noise:
             return "within noise"
         return "faster" if (self.factor > 1) == self.before.rate else "SLOWER"
 
@@ -70,18 +72,21 @@ def run(before: Path, after: Path, *, by: str | None = None) -> None:
     console = Console()
     for line in differences(*files):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(_table(changes, by))
+    for part in dict.fromkeys(_part(c) for c in changes):
+        console.print(_table(part, [c for c in changes if _part(c) == part], by))
     verdicts = ("faster", "SLOWER", "within noise", "too few runs")
     counts = {v: sum(c.verdict == v for c in changes) for v in verdicts}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     alone = set.symmetric_difference(*(set(measurements(file)) for file in files))
     if alone:
-        console.print(f"in one file only: {'; '.join(sorted(alone))}", soft_wrap=True)
+        console.print(f"in one file only: {_some(sorted(alone))}", soft_wrap=True)
 
 
 def read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
     if not isinstance(found, dict) or "machine" not in found:
@@ -99,6 +104,12 @@ def compare(
         raise ValueError(
             f"these are results of different benchmarks: {names[0]} of {kinds[0]}, "
             f"{names[1]} of {kinds[1]}"
+        )
+    sizes = [(file.get("settings") or {}).get("size") for file in (before, after)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"these were measured at different sizes: {names[0]} with {_words(sizes[0])}, "
+            f"{names[1]} with {_words(sizes[1])}"
         )
     mine, other = measurements(before), measurements(after)
     common = [name for name in mine if name in other]
@@ -195,28 +206,45 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if a.get(name) != b.get(name)
     ]
     if before.get("settings") != after.get("settings"):
-        out.append(f"note: settings differ: {before.get('settings')} and {after.get('settings')}")
+        mine, other = (_words(file.get("settings")) for file in (before, after))
+        out.append(f"note: settings differ: {mine}; and {other}")
     loads = [file.get("load_before", file["machine"].get("load")) for file in (before, after)]
     if all(isinstance(load, int | float) for load in loads):
         out.append(f"load of the machine: {loads[0]:.1f} and {loads[1]:.1f}")
     return out
 
 
-def _some(found: dict[str, Measurement]) -> str:
+def _words(settings: Any) -> str:
+    """A dictionary in words."""
+    if not isinstance(settings, dict):
+        return "none" if settings is None else str(settings)
+    return ", ".join(f"{name} {_words(value)}" for name, value in settings.items())
+
+
+def _some(found: Iterable[str]) -> str:
     names = list(found)
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ("; ".join(names[:5]) or "no measurements") + more
 
 
-def _table(changes: list[Change], by: str | None) -> Table:
-    table = Table(title=f"in units of: {by}" if by else None)
-    for column in ("measurement", "before", "after", "after / before", "noise", ""):
-        table.add_column(column, justify="left" if column in ("measurement", "") else "right")
+def _part(change: Change) -> str:
+    """The first word of a name of several."""
+    first, _, rest = change.name.partition(" / ")
+    return first if rest else ""
+
+
+def _table(part: str, changes: list[Change], by: str | None) -> Table:
+    title = ", ".join(filter(None, [part, f"in units of: {by}" if by else ""]))
+    # Without lines between the columns: 80 of them are few.
+    table = Table(title=title or None, box=box.SIMPLE)
+    for column in ("", "before", "after", "ratio", "noise", " "):
+        table.add_column(column, justify="right" if column.strip() else "left")
     for c in changes:
         unit = "" if by else "/s" if c.before.rate else " ms"
         style = {"faster": "green", "SLOWER": "bold red"}.get(c.verdict, "dim")
         table.add_row(
-            c.name, f"{c.before.median:,.4g}{unit}", f"{c.after.median:,.4g}{unit}",
-            f"{c.factor:.2f}", f"±{c.noise:.0%}", f"[{style}]{c.verdict}[/{style}]",
+            c.name.removeprefix(f"{part} / "), f"{c.before.median:,.4g}{unit}",
+            f"{c.after.median:,.4g}{unit}", f"{c.factor:.2f}", f"±{c.noise:.0%}",
+            f"[{style}]{c.verdict}[/{style}]",
         )  # fmt: skip
     return table

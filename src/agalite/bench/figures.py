@@ -23,7 +23,9 @@ class Line:
     colour: str
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    dashes: str = "-"
+    dashes: Any = "-"
+    """As matplotlib has them."""
+    marker: str = "o"
     level: bool = False
     """y does not depend on x: drawn from side to side."""
 
@@ -80,7 +82,7 @@ def _panel(axes: Any, panel: Panel) -> Any:
             continue
         axes.plot(
             line.x, line.y, color=line.colour, linestyle=line.dashes, linewidth=1.8,
-            marker="o", markersize=4, label=line.label,
+            marker=line.marker, markersize=4.5, label=line.label,
         )  # fmt: skip
         if line.low:
             axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
@@ -104,5 +106,5 @@ def _panel(axes: Any, panel: Panel) -> Any:
         place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
     return axes.legend(
         [handles[i] for i in order], [labels[i] for i in order],
-        fontsize=9, labelcolor=INK, **place,
+        fontsize=9, labelcolor=INK, handlelength=4.5, **place,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """What `agalite bench latency` says: rows, tables, targets, CSV and figures."""
 
 import csv
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def _row(
     low, high = (1e3 * q for q in np.percentile(program.seconds, [25, 75]))
     row: dict[str, Any] = {
         "model": program.name, "x": x, "milliseconds": program.milliseconds, "low": low,
-        "high": high, "spread": program.spread, "runs": len(program.seconds),
+        "high": high, "runs": len(program.seconds),
+        # One run has no spread; zero would be a claim.
+        "spread": program.spread if len(program.seconds) > 1 else None,
         "per_second": 1e3 * x / program.milliseconds,
         "temporary_bytes": program.temporary_bytes, "seconds": program.seconds,
     }  # fmt: skip
@@ -144,12 +147,16 @@ def _one_by_one(title: str, rows: list[dict[str, Any]]) -> Table:
         context = row.get("context")
         table.add_row(
             row["model"], "" if context is None else f"{context:,}",
-            f"{row['milliseconds']:.2f}", f"{row['spread']:.0%}", _ratio(row, "by_reference"),
+            f"{row['milliseconds']:.2f}", _spread(row), _ratio(row, "by_reference"),
             _ratio(row, "by_bound"),
             _short(row["parameters"]) if "parameters" in row else "",
             _short(row["state_floats"]) if "state_floats" in row else "",
         )  # fmt: skip
     return table
+
+
+def _spread(row: dict[str, Any], sign: str = "") -> str:
+    return "1 run" if row["spread"] is None else f"{sign}{row['spread']:.0%}"
 
 
 def _short(count: int) -> str:
@@ -166,9 +173,9 @@ def _across(title: str, part: dict[str, Any], what: str) -> Table:
     cells = {(row["model"], x): "" for row in part["rows"] for x in xs}
     for row in part["rows"]:
         if what == "ms":
-            text = f"{row['milliseconds']:,.1f} ±{row['spread']:.0%}"
+            text = f"{row['milliseconds']:,.1f} {_spread(row, '±')}"
         elif what == "actions a second":
-            text = f"{row['per_second']:,.0f} ±{row['spread']:.0%}"
+            text = f"{row['per_second']:,.0f} {_spread(row, '±')}"
         else:
             text = _ratio(row, what)
         cells[row["model"], row["x"]] = text
@@ -195,19 +202,22 @@ def write(found: dict[str, Any], size: dict[str, Any], folder: Path) -> None:
     files.write(folder / "latency.csv", text.getvalue().encode())
     paths = [folder / "latency.csv"]
     for name, part in found["parts"].items():
-        paths += draw(folder / name, _about(name, size), [_panel(name, part)])
+        paths += draw(folder / name, _about(name, size, part), [_panel(name, part)])
     for path in paths:
         Console().print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
-def _about(name: str, size: dict[str, Any]) -> str:
+def _about(name: str, size: dict[str, Any], part: dict[str, Any]) -> str:
     what = {
         "stream": "Time of one streaming step against context: AGaLiTe's does not depend on it",
         "sequence": "Time of a forward pass over a whole sequence",
         "batch": "Actions a second with many streams side by side",
         "gradient": "Time of forward and backward over a whole sequence",
     }[name]
-    return f"{what}\n{_sizes(size)}; line: median, band: middle half of the runs"
+    about = f"{what}\n{_sizes(size)}; line: median, band: middle half of the runs"
+    if part["left_out"]:
+        about += "\na line ends where one run would take too long, or its state 2 GB"
+    return about
 
 
 def _panel(name: str, part: dict[str, Any]) -> Panel:
@@ -229,13 +239,13 @@ def _against_context(part: dict[str, Any]) -> list[Line]:
         if row.get("context") is not None:
             names = list(windows)
             windows[names["cached" in row["model"]]].append(row)
-        elif "(16,7)" not in row["model"] and "(8,7)" not in row["model"]:
+        else:
             lines.append(_line(row["model"], [1], [row], level=True))
     for name, rows in windows.items():
         if rows:
             label = "gtrxl, cached" if "cached" in name else "gtrxl"
             line = _line(label, [row["context"] for row in rows], rows)
-            lines.append(Line(name, line.x, line.y, line.colour, line.low, line.high, line.dashes))
+            lines.append(dataclasses.replace(line, label=name))
     return lines
 
 
@@ -248,7 +258,7 @@ def _line(
 
     return Line(
         model, x, of("milliseconds", "milliseconds"), _colour(model), of("low", "high"),
-        of("high", "low"), _dashes(model), level,
+        of("high", "low"), *_look(model), level,
     )  # fmt: skip
 
 
@@ -256,10 +266,15 @@ def _colour(model: str) -> str:
     return next((c for name, c in _COLOURS.items() if model.startswith(name)), BLACK)
 
 
-def _dashes(model: str) -> str:
-    """Members of one family share a colour and differ in their dashes."""
+def _look(model: str) -> tuple[Any, str]:
+    """Members of one family share a colour and differ in their dashes and their marks."""
     if model in (READ, PRODUCTS):
-        return ":"
-    marks = {"(8,": "--", "(16,": "-.", ",7)": ":", "-512": "--"}
-    cached = "cached" in model and "-" not in model
-    return "--" if cached else next((d for mark, d in marks.items() if mark in model), "-")
+        return ":", "o"
+    # One after the other: the first that fits.
+    looks = {
+        "(8,1)": ("--", "s"), "(16,1)": ("-.", "^"), "(4,7)": (":", "D"),
+        "(8,7)": ((0, (6, 1, 1, 1)), "v"), "(16,7)": ((0, (1, 2)), "P"),
+        "-128, cached": ("-.", "^"), "-512, cached": (":", "D"), "-512": ("--", "s"),
+        "gtrxl, cached": ("--", "s"),
+    }  # fmt: skip
+    return next((look for mark, look in looks.items() if mark in model), ("-", "o"))

@@ -12,7 +12,8 @@ import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agalite.machine import processor
+from agalite.machine import commit, processor
+from agalite.version import __version__
 
 
 def spread(values: Sequence[float]) -> float:
@@ -89,6 +90,8 @@ def progress_bar() -> Progress:
 def machine() -> dict[str, Any]:
     """What a reader must know to compare these numbers with others."""
     return {
+        "agalite": __version__,
+        "commit": commit(),
         "cpu": processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

@@ -1,5 +1,6 @@
 """`agalite export`. Nothing heavy is imported until it is run."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +35,16 @@ class Export:
         extras.require_training("agalite export")
         from agalite.export.policy import export_run
         from agalite.export.verify import STEPS
+        from agalite.training.run import Run
 
+        print("compiling, writing and replaying: a minute or so", file=sys.stderr)
         for file in export_run(
             self.run_folder, onnx=self.onnx, stablehlo=self.stablehlo, batch=self.batch,
             tolerance=self.tolerance, seed_number=self.seed_number, best=self.best,
         ):  # fmt: skip
             print(
-                f"{file.path}: {file.size / 1e6:.1f} MB; {STEPS} steps replayed, "
+                f"{file.path}: {file.size / 1e6:.1f} MB, the agent after {file.at_step:,} of "
+                f"{Run.open(self.run_folder).config['steps']:,} steps; {STEPS} steps replayed, "
                 f"largest difference {file.difference:.1e}"
             )
 

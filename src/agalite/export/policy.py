@@ -23,6 +23,8 @@ class Written:
     """Bytes."""
     difference: float
     """The largest, in the replay."""
+    at_step: int = 0
+    """The environment steps that the agent had learned from."""
 
 
 def export_model(
@@ -41,12 +43,16 @@ def export_model(
         asked.append(("stablehlo", Path(stablehlo), stablehlo_file))
     if not asked:
         raise ValueError("nothing to write: name a file with --onnx or --stablehlo, or both")
+    if len({os.path.realpath(path) for _, path, _ in asked}) < len(asked):
+        raise ValueError(f"onnx and stablehlo are both {str(onnx)!r}: one would replace the other")
     for name, path, kind in asked:
         kind.require()
         files.check_writable(name, path)
     step = make_step(model, spaces[0].dtype, batch)
     metadata = describe(step, model.actor, spaces, config or {}, at_step)
-    return [_write(path, kind, step, metadata, spaces[0], tolerance) for _, path, kind in asked]
+    return [
+        _write(path, kind, step, metadata, spaces[0], tolerance, at_step) for _, path, kind in asked
+    ]
 
 
 def export_run(
@@ -71,7 +77,7 @@ def export_run(
 
 def _write(
     path: Path, kind: ModuleType, step: Step, metadata: dict[str, Any], observation_space: Any,
-    tolerance: float,
+    tolerance: float, at_step: int,
 ) -> Written:  # fmt: skip
     data = kind.encode(step, metadata)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -86,4 +92,4 @@ def _write(
         with contextlib.suppress(FileNotFoundError):
             unverified.unlink()
     files.sync(path.parent)
-    return Written(path, len(data), difference)
+    return Written(path, len(data), difference, at_step)

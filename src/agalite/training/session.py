@@ -25,7 +25,15 @@ class Diverged(ValueError):
 
 
 def config_of(run: Run) -> TrainConfig | HostConfig:
-    return config_from(run.asked)
+    if "task" in run.config:
+        raise ValueError(
+            f"{run.folder} is a run of `agalite lra {run.config['task']}`: a classifier, not an "
+            "agent; `agalite resume` and `agalite lra report` know it"
+        )
+    try:
+        return config_from(run.asked)
+    except ValueError as error:
+        raise ValueError(f"{run.folder / 'config.json'}: {error}") from error
 
 
 def remember_programs() -> None:

@@ -1,5 +1,6 @@
 """`agalite watch`. Nothing heavy is imported until it is run."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Watch:
         extras.require_training("agalite watch")
         from agalite.watch.run import watch
 
+        print("compiling, playing and looking back: a minute or so", file=sys.stderr)
         story = watch(
             self.run_folder, self.out, seed=self.seed, steps=self.steps, greedy=self.greedy,
             best=self.best, seed_number=self.seed_number,

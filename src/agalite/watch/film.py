@@ -53,7 +53,11 @@ class _Drawing:
         self.action = figure.add_subplot(grid[0, 1])
         self.value = self._value(figure.add_subplot(grid[1, 1]))
         self.line = figure.add_subplot(grid[1, 0])
-        self.past = self._past(figure.add_subplot(grid[2, :])) if self.rows else None
+        self.past = self.gates = None
+        if self.rows:
+            gated = all(row.written is not None for _, row in self.rows)
+            self.past = self._past(figure.add_subplot(grid[2, 0] if gated else grid[2, :]))
+            self.gates = self._gates(figure.add_subplot(grid[2, 1])) if gated else None
 
     def _value(self, axes: Any) -> Any:
         axes.set_title("value", fontsize=9)
@@ -73,6 +77,21 @@ class _Drawing:
         blank = np.zeros((len(self.rows), steps))
         return axes.imshow(blank, cmap="Oranges", vmin=0, vmax=1, aspect="auto", origin="upper")
 
+    def _gates(self, axes: Any) -> Any:
+        axes.set_title("gates now, and steps for which units keep", fontsize=9)
+        axes.set_xticks(range(2), ["written", "kept"])
+        horizons = [row.horizon for _, row in self.rows]
+        words = ["" if h is None else "{1:.0f} ({0:.0f} to {2:.0f})".format(*h) for h in horizons]
+        axes.set_yticks(range(len(words)), words)
+        axes.yaxis.tick_right()
+        axes.tick_params(labelsize=7)
+        blank = np.zeros((len(self.rows), 2))
+        self.numbers = [
+            [axes.text(x, y, "", ha="center", va="center", fontsize=7) for x in range(2)]
+            for y in range(len(self.rows))
+        ]
+        return axes.imshow(blank, cmap="Blues", vmin=0, vmax=1.6, aspect="auto", origin="upper")
+
     def at(self, t: int) -> UInt8[np.ndarray, "height width 3"]:
         self.image.set_data(self.watched.frames[t])
         step = self.watched.steps[t]
@@ -84,6 +103,13 @@ class _Drawing:
             table = np.stack([row.past[t] for _, row in self.rows])
             scale = table.max() if self.rows[0][0].reads else 1.0
             self.past.set_data(table / max(scale, 1e-9))
+        if self.gates is not None:
+            # Means over the units of a row at this step.
+            now = [(row.written[t], row.kept[t]) for _, row in self.rows]  # pyright: ignore
+            self.gates.set_data(np.array(now))
+            for texts, values in zip(self.numbers, now, strict=True):
+                for text, value in zip(texts, values, strict=True):
+                    text.set_text(f"{value:.2f}")
         self.canvas.draw()
         return np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
 

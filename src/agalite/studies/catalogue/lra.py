@@ -16,7 +16,7 @@ _ACCURACY = Metric(column="summary:test_accuracy", name="test accuracy")
 _SMOKE = {
     "steps": 1536, "rows": 2, "row_length": 64, "max_length": 30, "embedding": 16, "hidden": 16,
     "train_examples": 200, "validation_examples": 40, "test_examples": 40, "log_every": 512,
-    "evaluate_every": 768, "checkpoint_every": 768,
+    "evaluate_every": 768, "checkpoint_every": 1536,
 }  # fmt: skip
 _CPU = {"steps": 4_000_000, "evaluate_every": 500_000, "log_every": 100_000, "keep": 1}
 

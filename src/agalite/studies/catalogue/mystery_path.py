@@ -22,7 +22,7 @@ _METRICS = (
 )
 SMOKE = {
     "steps": 512, "environments": 2, "rollout": 16, "agent.epochs": 1, "agent.minibatches": 1,
-    "hidden": 16, "env_options.max_steps": 16, "log_every": 128, "checkpoint_every": 256,
+    "hidden": 16, "env_options.max_steps": 16, "log_every": 128, "checkpoint_every": 512,
 }  # fmt: skip
 CPU = {
     "environments": 32, "rollout": 128, "steps": 400_000, "log_every": 8_000,
@@ -97,7 +97,7 @@ STUDIES = (
                 seeds=1, size="tiny", changes=SMOKE,
                 factors=(
                     agents("agalite"),
-                    over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
+                    over("learning_rate", "agent.learning_rate", (2.5e-4,)),
                     over("entropy", "agent.entropy", (3e-3,)),
                 ),
             ),

@@ -21,7 +21,7 @@ _LENGTHS = (120, 140, 160, 180, 200)
 _LONG = tuple(str(n) for n in _LENGTHS[1:])
 _SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
 SMOKE = {
-    "steps": 2048, "environments": 4, "rollout": 32, "log_every": 512, "checkpoint_every": 1024,
+    "steps": 2048, "environments": 4, "rollout": 32, "log_every": 512, "checkpoint_every": 2048,
 }  # fmt: skip
 # The settings that were found to learn short corridors quickly on two cores (docs/training.md).
 CPU = {
