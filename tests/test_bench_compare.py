@@ -47,6 +47,9 @@ def test_a_change_is_one_only_beyond_the_noise(file):
     assert verdicts(slow, fast)[name] == ("faster", pytest.approx(0.5))
     assert verdicts(fast, fast)[name] == ("within noise", 1.0)
     assert verdicts(fast, noisy)[name][0] == "within noise"
+    # The middle halves do not meet, but one is wider than what lies between the medians.
+    wide = file(latency([0.0105, 0.0111, 0.012, 0.020, 0.025]))
+    assert verdicts(fast, wide)[name][0] == "within noise"
     assert verdicts(fast, file(latency(SLOW[:2])))[name][0] == "too few runs"
 
 
@@ -118,6 +121,11 @@ def test_files_that_do_not_match_are_refused(file, tmp_path):
     other["parts"] = {"batch": other["parts"]["sequence"]}
     with pytest.raises(ValueError, match=r"nothing was measured in both: A has sequence / agal"):
         verdicts(latencies, file(other))
+    small = latency(FAST) | {"settings": {"size": {"layers": 2}}}
+    with pytest.raises(ValueError, match=r"different sizes: A with none, B with layers 2"):
+        verdicts(latencies, file(small))
+    with pytest.raises(ValueError, match=r"nowhere.json' cannot be read: No such file"):
+        read(tmp_path / "nowhere.json")
     (tmp_path / "text.json").write_text("frob")
     with pytest.raises(ValueError, match="is not a JSON file"):
         read(tmp_path / "text.json")

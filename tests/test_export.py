@@ -152,6 +152,13 @@ def test_a_file_that_differs_is_not_left_behind(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_one_file_cannot_be_both(tmp_path):
+    path = tmp_path / "policy"
+    with pytest.raises(ValueError, match="one would replace the other"):
+        export_model(make(), (NUMBERS, Discrete(4)), onnx=path, stablehlo=tmp_path / "." / "policy")
+    assert not path.exists()
+
+
 def test_an_agent_that_gives_nan_is_not_exported(tmp_path):
     model = jax.tree.map(lambda x: x * jnp.nan, make())
     with pytest.raises(ValueError, match="by nan at step 0"):

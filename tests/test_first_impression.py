@@ -85,8 +85,8 @@ def test_an_unforeseen_error_is_one_line_and_says_so(capsys, monkeypatch, debug)
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_foreseen_error_is_the_user_s(capsys, monkeypatch, debug):
     monkeypatch.setitem(COMMANDS, "broken", Broken)
-    first = ["--debug"] if debug else []
-    assert main([*first, "broken", "value"]) == 2
+    after = ["--debug"] if debug else []  # before the command or after it
+    assert main(["broken", "value", *after]) == 2
     error = capsys.readouterr().err
     assert error.splitlines()[-1] == "agalite broken: depth=-1 must be a whole number >= 0"
     assert ("Traceback" in error) == debug

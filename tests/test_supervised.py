@@ -270,6 +270,9 @@ def test_the_command_line_trains_and_resumes(tmp_path, monkeypatch, capsys):
     assert cli.main(words) == 2
     assert "already holds a run" in capsys.readouterr().err
 
+    assert cli.main(["eval", folder]) == 2
+    assert "is a run of `agalite lra listops`: a classifier" in capsys.readouterr().err
+
     page = tmp_path / "page.md"
     assert cli.main(["lra", "report", folder, "--out", str(page)]) == 0
     written = page.read_text()

@@ -18,7 +18,7 @@ from agalite.studies.declaration import (
 _RETURN = Metric(column="charts/episodic_return", name="episodic return, last 1M steps",
                  last=1_000_000)  # fmt: skip
 _SMOKE = {
-    "steps": 128, "workers": 1, "envs_per_worker": 2, "rollout": 16, "sequence": 16, "batch": 32,
+    "steps": 192, "workers": 1, "envs_per_worker": 2, "rollout": 16, "sequence": 16, "batch": 32,
     "hidden": 16, "encoder": "atari", "env_options.max_steps": 24,
     "log_every": 64, "checkpoint_every": 128,
 }  # fmt: skip
