@@ -86,7 +86,7 @@ def test_what_is_handed_over_is_what_happened(network):
     assert versions.shape == (2, 12)
     model = network.model(weights_of(network))
     batch = into_sequences(rollout, starts, np.zeros_like(rollout.rewards), 6)
-    new = recompute(model, batch)
+    new = eqx.filter_jit(recompute)(model, batch)
     np.testing.assert_allclose(new.log_probs, batch.log_probs, atol=2e-5)
     np.testing.assert_allclose(new.values, batch.values, atol=2e-5)
 
@@ -111,11 +111,12 @@ def test_what_is_handed_over_is_what_happened(network):
     t, b = np.argwhere(truncated)[0]
     n = t // 6
     memory = jax.tree.map(lambda x: x[n, b], starts)
+    step = jax.jit(lambda *arguments: model.step(*arguments))
     for i in range(n * 6, t + 1):
-        memory, _, _ = model.step(memory, rollout.obs[i, b], rollout.resets[i, b])
+        memory, _, _ = step(memory, rollout.obs[i, b], rollout.resets[i, b])
     final = rollout.obs[t, b] + np.array([0, 0, 0.25, 0], np.float32)
     final[3] = rollout.actions[t, b] / 2
-    value = model.step(memory, final, False)[2]
+    value = step(memory, final, np.array(False))[2]
     np.testing.assert_allclose(rollout.next_values[t, b], value, atol=2e-5)
 
 
@@ -153,12 +154,11 @@ def test_new_weights_come_between_sequences_and_caches_with_them():
     assert [t.versions.tolist() for t in third] == [[5, 5]] * 2
     rollout, starts, _ = stack(third)
     batch = into_sequences(rollout, starts, np.zeros_like(rollout.rewards), 6)
+    again = eqx.filter_jit(recompute)
     np.testing.assert_allclose(
-        recompute(network.model(new), batch).log_probs, batch.log_probs, atol=2e-5
+        again(network.model(new), batch).log_probs, batch.log_probs, atol=2e-5
     )
-    assert not np.allclose(
-        recompute(network.model(old), batch).log_probs, batch.log_probs, atol=1e-3
-    )
+    assert not np.allclose(again(network.model(old), batch).log_probs, batch.log_probs, atol=1e-3)
 
 
 FAULTS = {

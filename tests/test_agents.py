@@ -1,5 +1,7 @@
 """What learning rests on: the learner sees what the actor saw, and ends mean what they say."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -41,8 +43,9 @@ def build(memory, world):
     )
 
 
+@functools.cache
 def collected(memory, *, steps=48, sequence=12, count=4):
-    """Two rollouts, the second from used memories, with many ends of both kinds."""
+    """Two rollouts, the second from used memories, with many ends of both kinds; once a process."""
     world = make("tmaze", corridor=3, max_steps=7)
     model, vector = build(memory, world), Vector(world, count)
 
@@ -90,7 +93,7 @@ def test_a_reset_takes_effect_with_the_first_observation_of_the_next_episode():
     # T-Maze shows its cue in the first observation only, and there always.
     np.testing.assert_array_equal(data.obs[..., :2].sum(-1) > 0, data.resets)
     fresh = jax.vmap(jax.vmap(lambda o: model.step(model.initial_state(), o, jnp.array(True))[2]))
-    values = fresh(data.obs)
+    values = jax.jit(fresh)(data.obs)
     np.testing.assert_allclose(values[data.resets], data.values[data.resets], atol=1e-5)
 
 
@@ -104,24 +107,24 @@ def test_what_is_expected_after_a_step_depends_on_how_it_ended():
     assert (data.next_values[terminated] == 0).all()
     going = ~data.ends[:-1]
     np.testing.assert_array_equal(data.next_values[:-1][going], data.values[1:][going])
-    _, _, last = jax.vmap(model.step)(after.memory, after.obs, after.resets)
+    look = jax.jit(jax.vmap(model.step))
+    _, _, last = look(after.memory, after.obs, after.resets)
     np.testing.assert_allclose(
         data.next_values[-1][~data.ends[-1]], last[~data.ends[-1]], atol=1e-5
     )
     # A truncated step: replay it by hand, and ask the critic about the final observation.
     memory = jax.tree.map(lambda x: x[:], place.memory)
     state = place.world
-    vector = Vector(world, 4)
+    move = jax.jit(Vector(world, 4).step)
     keys = jax.random.split(jax.random.key(3), 48)
     for t in range(48):
-        memory, _, _ = jax.vmap(model.step)(memory, data.obs[t], data.resets[t])
-        move = jax.random.split(keys[t])[1]
-        _, state, _, _, cut, info = vector.step(move, state, data.actions[t])
+        memory, _, _ = look(memory, data.obs[t], data.resets[t])
+        key = jax.random.split(keys[t])[1]
+        _, state, _, _, cut, info = move(key, state, data.actions[t])
         np.testing.assert_array_equal(cut, truncated[t])
         if cut.any():
-            final = jax.vmap(lambda m, o: model.step(m, o, jnp.array(False))[2])(
-                memory, info["final_observation"]
-            )
+            going_on = jnp.zeros(4, bool)
+            _, _, final = look(memory, info["final_observation"], going_on)
             np.testing.assert_allclose(data.next_values[t][cut], final[cut], atol=1e-5)
             assert (jnp.abs(final[cut]) > 0).all()
             return
@@ -170,15 +173,16 @@ def test_an_update_moves_the_policy_towards_what_paid(agent):
     def learn(model, memory, key):
         return agent.learn(model, optimiser, memory, data, starts, 12, key, jnp.ones(()))
 
+    @eqx.filter_jit
     def chance_of_right(model):
         batch = into_sequences(data, starts, data.values, 12)
         right = batch._replace(actions=jnp.full_like(batch.actions, 3))
-        return float(jnp.exp(recompute(model, right).log_probs).mean())
+        return jnp.exp(recompute(model, right).log_probs).mean()
 
-    before = chance_of_right(model)
+    before = float(chance_of_right(model))
     for i in range(5):
         model, memory, metrics = learn(model, memory, jax.random.key(i))
-    assert chance_of_right(model) > before
+    assert float(chance_of_right(model)) > before
     assert all(np.isfinite(float(x)) for x in metrics.values())
 
 
@@ -215,7 +219,7 @@ def test_a_value_clip_stops_the_critic():
             return agent.loss(full, far, jnp.zeros(()))[0]
 
         weights, rest = eqx.partition(model, eqx.is_inexact_array)
-        return jax.grad(loss)(weights).critic.bias
+        return jax.jit(jax.grad(loss))(weights).critic.bias
 
     assert float(jnp.abs(gradient(PPO(minibatches=1))).max()) > 0
     assert float(jnp.abs(gradient(PPO(minibatches=1, value_clip=0.1))).max()) == 0

@@ -30,8 +30,9 @@ def after(agent, model, data, starts):
     return eqx.filter(model, eqx.is_inexact_array), metrics
 
 
-@pytest.mark.parametrize("memory", ["gru", "gtrxl"])
-@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("memory", "epochs", "minibatches"), [("gru", 1, 1), ("gru", 2, 4), ("gtrxl", 2, 4)]
+)
 def test_without_lag_an_update_is_that_of_ppo(memory, epochs, minibatches):
     model, (_, (_, data, starts, _)) = collected(memory, steps=STEPS, sequence=LENGTH, count=COUNT)
     settings = {

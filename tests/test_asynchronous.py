@@ -28,7 +28,7 @@ from agalite.training.train import Diverged, resume, train
 TINY = {"memory": "gru", "memory_options": {"d_model": 16, "hidden": 16}, "hidden": 16}
 CONFIG = {
     **TINY, "env": "gym:host_worlds:Diary-v0", "rollout": 16, "workers": 2, "envs_per_worker": 2,
-    "processes": False, "steps": 640, "log_every": 64, "checkpoint_every": 128,
+    "processes": False, "steps": 640, "log_every": 64, "checkpoint_every": 640,
 }  # fmt: skip
 WORDS = ["--memory", "gru", "--model.d-model", "16", "--model.hidden", "16", "--hidden", "16"]
 
@@ -46,7 +46,7 @@ def test_it_learns_to_remember(tmp_path):
     agent = APPO(learning_rate=3e-3, entropy=1e-2, epochs=2, minibatches=2, clip=0.2)
     run = train(
         config(env="gym:host_worlds:Recall-v0", agent=agent, steps=16_000, workers=4, rollout=32,
-               envs_per_worker=4, log_every=1600),
+               envs_per_worker=4, log_every=1600, checkpoint_every=16_000),
         tmp_path / "run", quiet=True,
     )  # fmt: skip
     table = read_metrics(run.folder)
@@ -199,7 +199,7 @@ def test_killed_or_stopped_it_goes_on_from_its_checkpoint(tmp_path):
         while (Checkpoints(folder / "checkpoints").latest() or 0) < number:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     wait_for(640)
     workers = children_of(process.pid)

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -359,33 +361,51 @@ def test_an_error_inside_orbax_is_a_clear_error_and_leaves_nothing(checkpoints):
 
 # Killed while saving
 
+# Imports once, which takes seconds, and forks, before JAX has begun, a process for every line read.
 SAVING = """if True:
-    import sys, itertools, jax, jax.numpy as jnp
+    import itertools, os, sys, jax, jax.numpy as jnp
     from agalite.training.checkpoint import Checkpoints
     def small(n):
         return {"x": jnp.arange(1000) + n, "key": jax.random.key(n), "n": n}
-    checkpoints, first = Checkpoints(sys.argv[1], keep=int(sys.argv[2])), int(sys.argv[3])
-    # A step later, then the same step again: the two ways in which a save replaces another.
-    for n in itertools.count(first):
-        checkpoints.save(n // 2, small(n), float(-(n % 5)))
-        print(n, flush=True)
+    for line in sys.stdin:
+        folder, keep, first = line.split()
+        if child := os.fork():
+            print("child", child, flush=True)
+            os.waitpid(child, 0)
+            print("dead", flush=True)
+            continue
+        checkpoints = Checkpoints(folder, keep=int(keep))
+        # A step later, then the same step again: the two ways in which a save replaces another.
+        for n in itertools.count(int(first)):
+            checkpoints.save(n // 2, small(n), float(-(n % 5)))
+            os.write(1, b"%d\\n" % n)
 """
 
 
+@pytest.fixture(scope="module")
+def saver():
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SAVING],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("keep", [1, 2])
-def test_killed_at_any_moment_it_restores_a_state_that_was_saved(tmp_path, keep):
+def test_killed_at_any_moment_it_restores_a_state_that_was_saved(tmp_path, keep, saver):
     chance, first = random.Random(keep), 0
     checkpoints = Checkpoints(tmp_path, keep=keep)
     for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVING, str(tmp_path), str(keep), str(first)],
-            stdout=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chance.uniform(0.05, 0.5))
-            process.kill()
-            told = [int(n) for n in process.stdout.read().split("\n")[:-1]]
+        saver.stdin.write(f"{tmp_path} {keep} {first}\n")
+        saver.stdin.flush()
+        word, child = saver.stdout.readline().split()
+        assert word == "child"
+        assert saver.stdout.readline() == f"{first}\n"
+        time.sleep(chance.uniform(0.05, 0.5))
+        os.kill(int(child), signal.SIGKILL)
+        told = [int(line) for line in iter(saver.stdout.readline, "dead\n")]
         saved = told[-1] if told else first
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # nothing half-written was taken for a checkpoint

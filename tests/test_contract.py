@@ -15,23 +15,37 @@ from models import INPUT, ROWS, build, cast, distance, inputs, unrolled
 STEPS = 23
 TOLERANCE = 1e-5
 
-every_model = pytest.mark.parametrize("row", list(ROWS))
+# By model, all tests of one before the next: its programs are compiled once, and then let go.
+every_model = pytest.mark.parametrize("row", list(ROWS), scope="module")
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    """scan and unrolled step of a model, compiled once for the module."""
+    """scan and repeated step of a model, compiled once for all tests of it."""
     made = {}
 
     def get(row):
         if row not in made:
+            made.clear()
             memory = build(row)
-            scan = eqx.filter_jit(memory.scan)
-            steps = jax.jit(lambda s, xs, resets: unrolled(memory, s, xs, resets))
-            made[row] = (memory, scan, steps)
+            made[row] = (memory, eqx.filter_jit(memory.scan), repeated(memory.step))
         return made[row]
 
     return get
+
+
+def repeated(step):
+    """As scan, step by step: one program, whatever the length."""
+    compiled = jax.jit(lambda *arguments: step(*arguments))  # a model's method has no hash
+
+    def run(state, xs, resets):
+        ys = []
+        for x, reset in zip(np.asarray(xs), np.asarray(resets), strict=True):
+            state, y = compiled(state, x, reset)
+            ys.append(y)
+        return state, jnp.stack(ys)
+
+    return run
 
 
 @every_model
@@ -56,7 +70,7 @@ def test_1_weights_turned_for_acting_compute_the_same(row, compiled):
     memory, _, steps = compiled(row)
     xs, resets = inputs(STEPS, seed=6)
     used, _ = steps(memory.initial_state(), *inputs(STEPS, seed=9))
-    acting = jax.jit(lambda s, xs, resets: unrolled(turned(memory), s, xs, resets))
+    acting = repeated(lambda s, x, reset: turned(memory).step(s, x, reset))
     _, ys = acting(used, xs, resets)
     assert distance(ys, steps(used, xs, resets)[1]) < TOLERANCE
     leaves = [x.shape for x in jax.tree.leaves(turned(memory))]
@@ -83,13 +97,19 @@ def test_2_any_chunking_gives_the_same(row, compiled):
     start = memory.initial_state()
 
     @settings(max_examples=6, deadline=None, derandomize=True)
-    @given(st.sampled_from([1, 11]), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5]))
-    def check(cut, seed, often):
-        xs, resets = inputs(STEPS, seed=seed, often=often)
+    @given(
+        st.permutations([1, 11, 11]), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5])
+    )  # lengths, of which the second is the only one that nothing else here compiles
+    def check(lengths, seed, often):
+        xs, resets = (np.asarray(a) for a in inputs(STEPS, seed=seed, often=often))
         _, whole = scan(start, xs, resets)
-        state, first = scan(start, xs[:cut], resets[:cut])
-        _, second = scan(state, xs[cut:], resets[cut:])
-        assert distance(jnp.concatenate([first, second]), whole) < TOLERANCE
+        state, parts, cut = start, [], 0
+        for length in lengths:
+            part = slice(cut, cut + length)
+            state, ys = scan(state, xs[part], resets[part])
+            parts.append(ys)
+            cut += length
+        assert distance(jnp.concatenate(parts), whole) < TOLERANCE
 
     check()
 
@@ -178,8 +198,8 @@ def test_5_gradients_equal_those_of_unrolled_steps(row):
 
 @every_model
 def test_5_the_gradient_stops_at_the_incoming_state_unless_asked(row, compiled):
-    memory, _, _ = compiled(row)
-    state, _ = memory.scan(memory.initial_state(), *inputs(5, seed=1, often=0.0))
+    memory, scan, _ = compiled(row)
+    state, _ = scan(memory.initial_state(), *inputs(STEPS, seed=1, often=0.0))
     floats, rest = eqx.partition(state, eqx.is_inexact_array)
     xs, resets = inputs(3, seed=7, often=0.0)
 
@@ -195,36 +215,44 @@ def test_5_the_gradient_stops_at_the_incoming_state_unless_asked(row, compiled):
     assert (gradient(through_state=True) > 0) == (row != "feedforward")
 
 
-def finite_everywhere(memory, steps, dtype=jnp.float32, scale=1.0):
+def finite(memory, steps, dtype=jnp.float32):
+    """(factors of the weights and of the inputs) -> are all outputs and gradients finite?"""
     weights, rest = eqx.partition(memory, eqx.is_inexact_array)
-    xs = scale * jax.random.normal(jax.random.key(0), (steps, INPUT))
-    resets = jnp.zeros(steps, bool)
+    xs = jax.random.normal(jax.random.key(0), (steps, INPUT))
 
     def loss(weights, xs):
         memory = eqx.combine(weights, rest)
-        _, ys = memory.scan(memory.initial_state(), xs.astype(dtype), resets)
+        _, ys = memory.scan(memory.initial_state(), xs.astype(dtype), jnp.zeros(steps, bool))
         return jnp.mean(jnp.square(ys)), ys
 
-    (_, ys), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(weights, xs)
-    return all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves((ys, gradient)))
+    @jax.jit
+    def everywhere(of_weights, of_inputs):
+        scaled = jax.tree.map(lambda x: of_weights * x, weights)
+        found = jax.value_and_grad(loss, has_aux=True)(scaled, of_inputs * xs)
+        return jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(found)]).all()
+
+    return everywhere
 
 
 @every_model
 def test_6_finite_for_zero_inputs_and_saturated_gates(row):
-    memory = build(row)
-    assert finite_everywhere(memory, 1, scale=0.0)
+    everywhere = finite(build(row), 9)
+    assert everywhere(1.0, 0.0)
     # Weights a hundred times as large drive every sigmoid to exactly 0 or 1.
-    assert finite_everywhere(jax.tree.map(lambda x: 100 * x, memory), 9)
+    assert everywhere(100.0, 1.0)
 
 
 @every_model
 def test_6_finite_for_bfloat16_inputs(row):
-    assert finite_everywhere(build(row), 9, dtype=jnp.bfloat16)
+    assert finite(build(row), 9, dtype=jnp.bfloat16)(1.0, 1.0)
 
 
 @pytest.mark.parametrize("row", [*MODELS, "agalite slots"])
-def test_6_finite_for_4096_steps(row):
-    assert finite_everywhere(build(row), 4096)
+@pytest.mark.parametrize("steps", [1, 4096])
+def test_6_finite_for_one_step_and_for_many(row, steps):
+    everywhere = finite(build(row), steps)
+    assert everywhere(1.0, 1.0)
+    assert everywhere(1.0, 0.0)
 
 
 @every_model
@@ -264,15 +292,15 @@ def test_two_models_side_by_side_equal_each_alone():
         return memory.step(memory.initial_state(), xs[0])[1]
 
     for f in (run, step):
-        together = jax.vmap(f)(both)
+        together, alone = jax.jit(jax.vmap(f))(both), jax.jit(f)
         for i, memory in enumerate(models):
-            assert distance(together[i], f(memory)) < TOLERANCE
+            assert distance(together[i], alone(memory)) < TOLERANCE
 
 
 def test_weights_in_float64_compute_in_float64():
     with jax.enable_x64(True):
         memory = cast(build("agalite"), jnp.float64)
-        _, ys = memory.scan(memory.initial_state(), inputs(4)[0])
+        _, ys = jax.eval_shape(memory.scan, memory.initial_state(), inputs(4)[0])
         assert ys.dtype == jnp.float64
 
 

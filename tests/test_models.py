@@ -99,7 +99,7 @@ def test_gtrxl_sees_exactly_its_window():
     def last(xs):
         return memory.scan(memory.initial_state(), xs)[1][-1].sum()
 
-    reach = np.abs(jax.grad(last)(xs)).sum(-1)
+    reach = np.abs(jax.jit(jax.grad(last))(xs)).sum(-1)
     assert (reach[-5:] > 0).all()
     assert (reach[:-5] == 0).all()
 
@@ -109,7 +109,7 @@ def test_a_cache_from_other_weights_is_refused_and_refreshed(name):
     old = build(name)
     new = jax.tree.map(lambda x: x * 1.01, old)
     xs, _ = inputs(9, often=0.0)
-    state, _ = old.scan(old.initial_state(), xs)
+    state, _ = eqx.filter_jit(old.scan)(old.initial_state(), xs)
     with pytest.raises(ValueError, match="refresh"):
         new.step(state, xs[0])
     _, poisoned = jax.jit(lambda s, x: new.step(s, x, False))(state, xs[0])
@@ -118,21 +118,21 @@ def test_a_cache_from_other_weights_is_refused_and_refreshed(name):
     assert bool(jnp.isfinite(new.step(state, xs[0], True)[1]).all())
     # Refreshed, stepping equals scanning from the same stored inputs.
     _, stepped = new.step(new.refresh(state), xs[0])
-    _, scanned = new.scan(state, xs[:2])
+    _, scanned = eqx.filter_jit(new.scan)(state, xs[:2])
     np.testing.assert_allclose(stepped, scanned[0], rtol=1e-4, atol=1e-5)
 
 
 def test_the_gradient_reaches_the_projections_of_remembered_inputs():
     memory = build("gtrxl")
     xs, _ = inputs(9, often=0.0)
-    state, _ = memory.scan(memory.initial_state(), xs)
+    state, _ = eqx.filter_jit(memory.scan)(memory.initial_state(), xs)
     weights, rest = eqx.partition(memory, eqx.is_inexact_array)
 
     def value(weights, state):
         return jnp.sum(jnp.square(eqx.combine(weights, rest).scan(state, xs[:2])[1]))
 
-    with_memory = jax.grad(value)(weights, state)
-    without = jax.grad(value)(weights, memory.initial_state())
+    gradient = jax.jit(jax.grad(value))
+    with_memory, without = gradient(weights, state), gradient(weights, memory.initial_state())
     kv = [g.blocks[0].attention.key_value.weight for g in (with_memory, without)]
     assert float(jnp.abs(kv[0] - kv[1]).max()) > 1e-4
 

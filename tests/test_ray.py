@@ -21,6 +21,8 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
+    # 15 otherwise: beside another worker's tests its actors would get no turn.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - this is its name
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.second = made.add_node(num_cpus=1)
     try:

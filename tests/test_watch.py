@@ -201,8 +201,9 @@ def test_saliency_is_the_gradient_through_single_steps(memory):
         chance = jax.nn.softmax(policy.logits)[taken[t]]
         return jnp.log(chance / (1 - chance))
 
-    for t in (0, 5):
-        gradient = jax.jit(jax.grad(logit), static_argnums=1)(obs, t)
+    slope = jax.jit(jax.grad(logit), static_argnums=1)
+    for t in (0, 3):  # every step more is traced, forwards and backwards
+        gradient = slope(obs, t)
         np.testing.assert_allclose(found[t], np.linalg.norm(gradient, axis=1), rtol=1e-3, atol=1e-7)
     if memory == "feedforward":
         assert (found[np.tril_indices(6, -1)] == 0).all(), "nothing of the past matters to it"
