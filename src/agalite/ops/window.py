@@ -51,14 +51,18 @@ def _block(
     first: int, window: int, scale: float, relative: tuple[Array, Array] | None,
 ) -> Array:  # fmt: skip
     """`first` is the position among these keys of the first query's own key."""
-    scores = jnp.einsum("thv,shv->hts", q, k)
+    # Scaled before the product, not after: XLA would join the scaling and softmax's subtraction of
+    # the largest into one operation with one rounding, and among enormous scores the largest would
+    # then not be the largest.
+    scores = jnp.einsum("thv,shv->hts", q * scale, k)
     if relative is not None:
+        relative = relative[0] * scale, relative[1]
         scores = scores + _by_distance(*relative, keys=k.shape[0], first=first)
     own = first + jnp.arange(q.shape[0])[:, None]
     key = jnp.arange(k.shape[0])
     allowed = (key <= own) & (key >= own - window) & (key >= starts[:, None])
     # A query always reads its own key, so no row is empty and no softmax is undefined.
-    weights = jax.nn.softmax(jnp.where(allowed, scores * scale, -jnp.inf), axis=-1)
+    weights = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
     return jnp.einsum("hts,shv->thv", weights, v)
 
 
