@@ -90,7 +90,8 @@ def test_each_seed_is_a_run_with_its_own_lines(run):
     with MetricsWriter(run, 2, quiet=True) as metrics:
         metrics.write(10, [row(1.0), row(2.0)])
         metrics.write(20, [row(math.nan), row(4.0)])
-    first, second = sessions(run.folder)
+    # Folders carry the second and a random name: two of one second lie in any order.
+    first, second = sorted(sessions(run.folder), key=lambda session: session[0].display_name)
     for (found, _, code), name, seed in ((first, "a-seed3", "3"), (second, "a-seed4", "4")):
         assert (found.display_name, found.run_group, found.project) == (name, "a", "agalite")
         config = {x.key: x.value_json for x in found.config.update}
