@@ -37,6 +37,7 @@ class Export:
         from agalite.export.verify import STEPS
         from agalite.training.run import Run
 
+        in_all = Run.open(self.run_folder).config["steps"]
         print("compiling, writing and replaying: a minute or so", file=sys.stderr)
         for file in export_run(
             self.run_folder, onnx=self.onnx, stablehlo=self.stablehlo, batch=self.batch,
@@ -44,7 +45,7 @@ class Export:
         ):  # fmt: skip
             print(
                 f"{file.path}: {file.size / 1e6:.1f} MB, the agent after {file.at_step:,} of "
-                f"{Run.open(self.run_folder).config['steps']:,} steps; {STEPS} steps replayed, "
+                f"{in_all:,} steps; {STEPS} steps replayed, "
                 f"largest difference {file.difference:.1e}"
             )
 

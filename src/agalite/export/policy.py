@@ -23,7 +23,7 @@ class Written:
     """Bytes."""
     difference: float
     """The largest, in the replay."""
-    at_step: int = 0
+    at_step: int
     """The environment steps that the agent had learned from."""
 
 
@@ -50,9 +50,7 @@ def export_model(
         files.check_writable(name, path)
     step = make_step(model, spaces[0].dtype, batch)
     metadata = describe(step, model.actor, spaces, config or {}, at_step)
-    return [
-        _write(path, kind, step, metadata, spaces[0], tolerance, at_step) for _, path, kind in asked
-    ]
+    return [_write(path, kind, step, metadata, spaces[0], tolerance) for _, path, kind in asked]
 
 
 def export_run(
@@ -77,7 +75,7 @@ def export_run(
 
 def _write(
     path: Path, kind: ModuleType, step: Step, metadata: dict[str, Any], observation_space: Any,
-    tolerance: float, at_step: int,
+    tolerance: float,
 ) -> Written:  # fmt: skip
     data = kind.encode(step, metadata)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -92,4 +90,4 @@ def _write(
         with contextlib.suppress(FileNotFoundError):
             unverified.unlink()
     files.sync(path.parent)
-    return Written(path, len(data), difference, at_step)
+    return Written(path, len(data), difference, metadata["checkpoint_step"])

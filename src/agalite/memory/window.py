@@ -140,17 +140,17 @@ class WindowAttention(Attention):
         made = state.cache or self._cache(*self._project(self.norm(state.inputs)))
         # Slot i holds the input of `age` steps ago; 1 is the last.
         age = (cursor - 1 - jnp.arange(self.memory)) % self.memory + 1
-        content, positions = q, None
+        # Queries are scaled rather than scores: see `ops/window.py`.
+        content, positions = q * self._scale, None
         if self.relative is not None:
-            content = q + self.relative.content_bias
-            positions = self._distance_scores(q + self.relative.position_bias)
+            content = (q + self.relative.content_bias) * self._scale
+            positions = self._distance_scores((q + self.relative.position_bias) * self._scale)
         past = jnp.einsum("hv,hmv->hm", content, made.keys)
         own = jnp.einsum("hv,hv->h", content, key)
         if positions is not None:
             past, own = past + positions[:, age], own + positions[:, 0]
         past = jnp.where(age <= count, past, -jnp.inf)
-        scores = jnp.concatenate([own[:, None], past], axis=1) * self._scale
-        weights = jax.nn.softmax(scores, axis=-1)
+        weights = jax.nn.softmax(jnp.concatenate([own[:, None], past], axis=1), axis=-1)
         read = jnp.einsum("hm,hmv->hv", weights[:, 1:], made.values)
         attended = weights[:, :1] * value + read
         attended = self._refuse_stale(state.cache, count, attended)
