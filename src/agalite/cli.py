@@ -181,7 +181,10 @@ def _report(run: Any) -> None:
     for name, value in sorted(summary.get("last_tenth", {}).items()):
         print(f"{name.removeprefix('charts/'):<24} {value:,.3f}   (mean of the last tenth)")
     print(f"{'steps':<24} {summary.get('steps', 0):,}")
-    print(f"{'curve':<24} {run.curve_path}")
+    if run.curve_path.exists():
+        print(f"{'curve':<24} {run.curve_path}")
+    else:
+        print("no episode has ended yet: there is no curve")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
 """`agalite bench throughput --async`: acting and learning side by side against one after the other.
 
 The environment takes 5 ms for a step and hardly any of the processor; the agent is AGaLiTe at the
-paper's T-Maze size, 16 environments, rollouts of 64, two epochs: acting and learning then take
-about as long as each other, which is where overlapping them can gain the most. Both ways use the
-same actors, the same learner and the same processes; synchronously one group acts, then the learner
+paper's T-Maze size, all else is what `agalite train gym:ID` begins with. Both ways use the same
+actors, the same learner and the same processes; synchronously one group acts, then the learner
 learns, and nothing overlaps. They take turns in one run.
+
+After them Memory Maze, where it is installed: how much of the time its environments have nothing to
+do, because the actor or the learner is not ready for them.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agalite.agents.appo import APPO
 from agalite.bench.report import at_least, at_most, show_targets, write_results
 from agalite.bench.slow import ID
 from agalite.bench.timing import progress_bar, spread
@@ -24,23 +26,25 @@ from agalite.training.config import HostConfig
 from agalite.training.learner import Learner
 from agalite.training.local import LocalActors
 from agalite.training.network import Network
+from agalite.training.presets import preset
 from agalite.training.session import remember_programs
 from agalite.training.trajectory import stack
 
-SETTINGS: dict[str, Any] = {
-    "env": f"gym:agalite.bench.slow:{ID}", "memory": "agalite", "workers": 8, "envs_per_worker": 2,
-    "rollout": 64, "agent": APPO(epochs=2), "steps": 10**9,
-}  # fmt: skip
+SLOW = f"gym:agalite.bench.slow:{ID}"
+MAZE = "memory-maze-9x9"
+MEMORY = "agalite"
 UPDATES = 5  # timed in each round
 TARGET = 1.5
+STALLED = 0.1
 
 
 class Session:
     """A run without its folder: actors and a learner that go on where they stopped."""
 
-    def __init__(self, name: str, *, synchronous: bool) -> None:
+    def __init__(self, name: str, env: str, *, synchronous: bool = False) -> None:
         self.name = name
-        self.config = HostConfig(**SETTINGS, synchronous=synchronous)
+        settings = {**preset("tuned", env, MEMORY), "steps": 10**9}
+        self.config = HostConfig(env=env, memory=MEMORY, synchronous=synchronous, **settings)
         self._place = LocalActors(self.config)
         network = Network(self.config, *self._place.spaces)
         self._learner = Learner(self.config, network)
@@ -79,12 +83,46 @@ class Session:
 
 def run(*, rounds: int, out: Path | None) -> None:
     remember_programs()
+    ways = _measured(
+        rounds,
+        lambda: Session("synchronous", SLOW, synchronous=True),
+        lambda: Session("asynchronous", SLOW),
+    )
+    rows = [_row(session) for session in ways]
+    Console().print(_table(f"5 ms a step, {ways[0].config.environments} environments", rows))
+    ratio = float(np.median(np.divide(ways[1].rates, ways[0].rates)))
+    targets = [
+        at_least("asynchronous by synchronous, steps a second", ratio, TARGET),
+        at_most("policy lag, asynchronous, in updates", rows[1]["policy_lag"], 3.0),
+    ]
+    maze = _maze(rounds)
+    if maze is not None:
+        targets.append(at_most(f"{MAZE}, environments wait", maze["environments_stalled"], STALLED))
+    show_targets(targets)
+    if out is not None:
+        write_results(out, {"ways": rows, "memory_maze": maze, "targets": targets})
+
+
+def _maze(rounds: int) -> dict[str, Any] | None:
+    """A row for Memory Maze, or None where it is not installed."""
+    try:
+        (session,) = _measured(rounds, lambda: Session(MAZE, MAZE))
+    except ModuleNotFoundError as error:
+        Console().print(f"{MAZE} is left out: {error}")
+        return None
+    row = _row(session)
+    Console().print(_table(f"Memory Maze, {session.config.environments} environments", [row]))
+    return row
+
+
+def _measured(rounds: int, *makers: Callable[[], Session]) -> list[Session]:
+    """What they make, after it has taken turns and is closed."""
     sessions: list[Session] = []
     try:
         with progress_bar() as progress:
-            task = progress.add_task("starting", total=2 * rounds)
-            for name in ("synchronous", "asynchronous"):
-                sessions.append(Session(name, synchronous=name == "synchronous"))
+            task = progress.add_task("starting", total=len(makers) * rounds)
+            for make in makers:
+                sessions.append(make())
                 sessions[-1].learn()  # compiles
             progress.update(task, description="timing")
             for _ in range(rounds):
@@ -94,16 +132,7 @@ def run(*, rounds: int, out: Path | None) -> None:
     finally:
         for session in sessions:
             session.close()
-    rows = [_row(session) for session in sessions]
-    Console().print(_table(rows))
-    ratio = float(np.median(np.divide(sessions[1].rates, sessions[0].rates)))
-    targets = [
-        at_least("asynchronous by synchronous, steps a second", ratio, TARGET),
-        at_most("policy lag, asynchronous, in updates", rows[1]["policy_lag"], 3.0),
-    ]
-    show_targets(targets)
-    if out is not None:
-        write_results(out, {"ways": rows, "targets": targets})
+    return sessions
 
 
 def _row(session: Session) -> dict[str, Any]:
@@ -116,8 +145,8 @@ def _row(session: Session) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="5 ms a step, 16 environments")
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title)
     for column in ("", "steps/s", "spread", "policy lag", "environments wait"):
         table.add_column(column, justify="right" if column else "left")
     for row in rows:

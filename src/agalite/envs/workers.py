@@ -21,6 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 _PATIENCE = 5.0  # seconds that workers have to close before they are stopped
+_NICE = 5  # how far environments stand back from acting and learning
 _START_PATIENCE = 120.0  # seconds that they have at least to import and make what they need
 
 # Forking this process would copy the locks of JAX's threads but not the threads: a worker that
@@ -193,6 +194,8 @@ def _away(
             return StandIn()
         # Ctrl-C goes to every process of a terminal; the parent ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Whoever acts for all of them must not queue for a core behind one of them.
+        os.nice(_NICE)
         file = open(os.path.join(traces, str(os.getpid())), "w")  # noqa: SIM115 - for ever
         faulthandler.register(signal.SIGUSR1, file=file)
         return build()

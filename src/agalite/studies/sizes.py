@@ -3,22 +3,15 @@
 from typing import Any
 
 from agalite import errors
+from agalite.memory.sizes import BLOCKS, SMALL
 
-_SMALL = {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64}
 _TINY = {"d_model": 16, "layers": 1, "heads": 1, "head_size": 8, "ffn_size": 16}
-_BLOCKS = ("agalite", "galite", "linear", "transformer", "gtrxl")
 
-# The recurrent ones have about as many parameters as AGaLiTe's small one.
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
-    "small": {
-        **dict.fromkeys(_BLOCKS, _SMALL),
-        "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
-        "gru": {"d_model": 128, "hidden": 192},
-        "lstm": {"d_model": 128, "hidden": 160},
-    },
+    "small": SMALL,
     "tiny": {
-        **dict.fromkeys(_BLOCKS, _TINY),
+        **dict.fromkeys(BLOCKS, _TINY),
         "feedforward": {"d_model": 16, "layers": 1, "ffn_size": 16},
         "gru": {"d_model": 16, "hidden": 16},
         "lstm": {"d_model": 16, "hidden": 16},

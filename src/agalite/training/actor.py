@@ -96,14 +96,17 @@ class Actor:
         began = last = time.perf_counter()
         for track in self._tracks:
             track.begin()
+            track.look()
             track.send()
+        following = dict(zip(self._tracks, [*self._tracks[1:], self._tracks[0]], strict=True))
         alone = len(self._tracks) == 1
         while True:
             for track in self._tracks:
                 if self._stopped:
                     return
                 if not alone and track.group.ready():
-                    # They have waited, it is not known for how long: at most since we last did.
+                    # They have waited, it is not known for how long: at most since one of them was
+                    # last seen at work.
                     stalled += time.perf_counter() - last
                 track.receive()
                 last = time.perf_counter()
@@ -115,6 +118,9 @@ class Actor:
                         now - began,
                     )  # fmt: skip
                     faults, stalled, began = self._faults.count, 0.0, now
+                track.look()
+                if not alone and not following[track].group.ready():
+                    last = time.perf_counter()
                 track.send()
                 if alone:
                     stalled += time.perf_counter() - last
@@ -153,8 +159,8 @@ class _Track:
         self._obs = _narrow(self.group.reset())
         self._resets = np.ones(self.group.count, bool)
 
-    def send(self) -> None:
-        """Look at the observations and let the environments go on."""
+    def look(self) -> None:
+        """Decide what to do about the observations, and wait for the decision."""
         if self._t % self._length == 0:
             self._exchange_weights()
             self._starts.append(self._memory)
@@ -165,8 +171,12 @@ class _Track:
         )  # fmt: skip
         self._acted += 1
         self._memory = acted.memory
-        self.group.send(np.asarray(acted.actions))
+        self._actions = np.asarray(acted.actions)
         self._rows.append((self._obs, self._resets, acted.sampled, acted.log_probs, acted.values))
+
+    def send(self) -> None:
+        """Let the environments go on."""
+        self.group.send(self._actions)
 
     def receive(self) -> None:
         """Wait for the environments and write down what they did."""

@@ -95,8 +95,11 @@ def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates
             ),
         }
     )
-    shown = [name for name in (RETURN, SUCCESS) if name in table]
-    plots.curve([run.folder], run.curve_path, metric=shown)
+    shown = [name for name in (RETURN, SUCCESS) if np.isfinite(table.get(name, np.nan)).any()]
+    if shown:
+        plots.curve([run.folder], run.curve_path, metric=shown)
+    else:
+        run.log("no episode has ended: there is no curve to draw")
     run.log(f"ended: {means}")
 
 

@@ -86,8 +86,8 @@ STUDIES = (
                 factors=(_variants("no gating"),),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes={**mystery_path.CPU, "steps": 1_000_000},
-                note="1M steps of 32 environments instead of 100M of 128; small models.",
+                seeds=2, size="small", changes=mystery_path.CPU,
+                note="400K steps of 32 environments instead of 100M of 128; small models.",
             ),
             "paper": Scale(seeds=15, together=5, changes={"steps": 100_000_000}),
         },
