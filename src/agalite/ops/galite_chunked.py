@@ -6,8 +6,13 @@ would overflow; instead each pair goes through a boundary b with j <= b < t, as 
 times (decay from j to b), both products of numbers in [0, 1] and safe whatever the gates. A binary
 tree supplies the boundaries: at level s, blocks of s steps are joined in pairs, and the right half
 reads what the left half wrote through one small matrix product. Above the tree, chunks of `CHUNK`
-steps pass on C and s, kept once per chunk. The gradient keeps the results of the small products and
-rebuilds everything else, so its memory grows as T * CHUNK + (T / CHUNK) * V * K.
+steps pass on C and s.
+
+Inside the tree chunks know nothing of each other, so all chunks of a few lanes go through it at
+once, and groups of lanes take turns. The gradient keeps the scores of the small products and what
+was read, and rebuilds everything else, the states between chunks too: that costs less than writing
+them to memory and reading them again. What is kept grows as T * (CHUNK + V) a lane; the group at
+work needs T * K + (T / CHUNK) * V * K for each of its lanes.
 """
 
 from functools import partial
@@ -19,21 +24,23 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from agalite.ops.features import Outer
-from agalite.ops.lanes import batched_as_lanes, into_chunks, out_of_chunks
+from agalite.ops.galite_tree import (
+    Blocks,
+    Inputs,
+    Read,
+    base,
+    base_gradient,
+    join,
+    join_gradient,
+    join_read,
+    levels,
+    wall,
+)
+from agalite.ops.lanes import batched_as_lanes, into_chunks, out_of_chunks, pad_time
 
-CHUNK = 32
-_BASE = 4  # below this, levels are cheaper fused than kept apart
-
-
-class Inputs(NamedTuple):
-    """keep is 0 at a reset, else 1."""
-
-    q: Outer
-    k: Outer
-    gamma: Outer
-    v: Float[Array, "T H V"]
-    beta: Float[Array, "T H V"]
-    keep: Float[Array, "T H"]
+CHUNK = 64
+_UNGATED_CHUNK = 32
+_GROUP_BYTES = 2**20  # of one K-wide array: as many lanes at a time as the caches hold
 
 
 class Matrix(NamedTuple):
@@ -41,34 +48,17 @@ class Matrix(NamedTuple):
     s: Float[Array, "H K"]
 
 
-class _Blocks(NamedTuple):
-    """A chunk cut into blocks. Relative to the block a step is in, `q` is decayed from the block's
-    start, `write_*` to its end and `seen_v` is the decay of values from its start; `total_*` is the
-    decay over each whole block."""
-
-    q: Float[Array, "H T K"]
-    write_k: Float[Array, "H T K"]
-    write_v: Float[Array, "H T V"]
-    seen_v: Float[Array, "H T V"]
-    total_k: Float[Array, "H N K"]
-    total_v: Float[Array, "H N V"]
-
-
-class _Read(NamedTuple):
-    """What the queries have read so far: the attention's numerator and denominator."""
-
-    top: Float[Array, "H T V"]
-    bottom: Float[Array, "H T"]
-
-
 class _Kept(NamedTuple):
-    """What the gradient of a chunk needs besides its inputs."""
+    """What the gradient needs besides the inputs; N chunks of t steps in each lane.
 
-    state: Matrix
-    pairs: tuple[tuple[Array, Array], ...]  # scores and reads of every level
-    old: Float[Array, "H T V"]  # what was read from the state
-    out: Float[Array, "H T V"]
-    bottom: Float[Array, "H T"]
+    scores: of every level; old: what was read from the state before the chunk. Between forward and
+    gradient the first axis is (H, N), inside a group it is (L * N).
+    """
+
+    scores: tuple[Array, ...]
+    old: Float[Array, "*N t V"]
+    out: Float[Array, "*N t V"]
+    bottom: Float[Array, "*N t"]
 
 
 def attend(epsilon: float, start: Matrix, inputs: Inputs) -> tuple[Matrix, Array]:
@@ -88,229 +78,166 @@ def _attend(epsilon: float, start: Matrix, inputs: Inputs) -> tuple[Matrix, Arra
 
 def _attend_fwd(epsilon: float, start: Matrix, inputs: Inputs):
     def forward(start: Matrix, inputs: Inputs):
-        chunks, steps = into_chunks(inputs, CHUNK)
-        last, (out, kept) = lax.scan(partial(_chunk, epsilon), start, chunks)
-        return last, out_of_chunks(out, steps), kept
+        groups = _Groups(inputs)
+        last, out, (scores, old, bottom) = lax.map(
+            lambda group: _group(epsilon, *group), (groups.lanes(start), groups.chunks(inputs))
+        )
+        kept = _Kept(scores, old, out, bottom)
+        return groups.merge(last), groups.in_time(out), groups.by_lane(kept)
 
-    forward = batched_as_lanes(forward, (0, 1), (0, 1, 1))
+    forward = batched_as_lanes(forward, (0, 1), (0, 1, 0))
     last, out, kept = forward(start, inputs)
-    return (last, out), (inputs, kept)
+    return (last, out), (start, inputs, kept)
 
 
-def _attend_bwd(_: float, saved: tuple[Inputs, _Kept], cotangents: tuple[Matrix, Array]):
-    def backward(dlast: Matrix, inputs: Inputs, kept: _Kept, dout: Array):
-        chunks, steps = into_chunks(inputs, CHUNK)
-        dout, _ = into_chunks(dout, CHUNK)
+def _attend_bwd(_: float, saved: tuple[Matrix, Inputs, _Kept], cotangents: tuple[Matrix, Array]):
+    def backward(dlast: Matrix, start: Matrix, inputs: Inputs, kept: _Kept, dout: Array):
+        groups = _Groups(inputs)
+        args = (groups.lanes((dlast, start)), groups.chunks(inputs), groups.by_group(kept))
+        dstart, dinputs = lax.map(
+            lambda group: _group_gradient(*group[0], *group[1:]), (*args, groups.chunks(dout))
+        )
+        return groups.merge(dstart), groups.in_time(dinputs)
 
-        def one(dstate: Matrix, x: tuple[Inputs, _Kept, Array]) -> tuple[Matrix, Inputs]:
-            return _chunk_gradient(dstate, *x)
-
-        dstart, dchunks = lax.scan(one, dlast, (chunks, kept, dout), reverse=True)
-        return dstart, out_of_chunks(dchunks, steps)
-
-    backward = batched_as_lanes(backward, (0, 1, 1, 1), (0, 1))
+    backward = batched_as_lanes(backward, (0, 0, 1, 0, 1), (0, 1))
     return backward(cotangents[0], *saved, cotangents[1])
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _levels(time: int) -> list[int]:
-    """Sizes of the blocks that are joined in pairs, above the base."""
-    return [size for size in (1 << i for i in range(12)) if _BASE <= size < time]
+class _Groups:
+    """Lanes in groups of `size` that take turns, time in chunks of `chunk` steps."""
+
+    def __init__(self, inputs: Inputs):
+        self.steps, count = inputs.v.shape[:2]
+        self.chunk = min(CHUNK, 1 << (self.steps - 1).bit_length())
+        width = inputs.q.narrow.shape[-1] * inputs.q.wide.shape[-1]
+        most = _GROUP_BYTES // (self.steps * width * inputs.v.dtype.itemsize)
+        self.size = max(n for n in range(1, count + 1) if count % n == 0 and n <= max(most, 1))
+
+    def chunks(self, x: Any) -> Any:
+        """(T, H, ...) -> (G, L * N, t, ...): group, lane and chunk, step."""
+
+        def one(x: Array) -> Array:
+            x = jnp.moveaxis(x, 1, 0)  # while still narrow, and once
+            return x.reshape(x.shape[0] // self.size, -1, self.chunk, *x.shape[2:])
+
+        return jax.tree.map(one, pad_time(x, self.chunk)[0])
+
+    def in_time(self, x: Any) -> Any:
+        """(G, L * N, t, ...) -> (T, H, ...)."""
+
+        def one(x: Array) -> Array:
+            x = x.reshape(x.shape[0] * self.size, -1, *x.shape[3:])
+            return jnp.moveaxis(x, 0, 1)[: self.steps]
+
+        return jax.tree.map(one, x)
+
+    def lanes(self, x: Any) -> Any:
+        """(H, ...) -> (G, L, ...)."""
+        return jax.tree.map(lambda y: y.reshape(-1, self.size, *y.shape[1:]), x)
+
+    def merge(self, x: Any) -> Any:
+        """(G, L, ...) -> (H, ...)."""
+        return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), x)
+
+    def by_lane(self, kept: Any) -> Any:
+        """(G, L * N, ...) -> (H, N, ...)."""
+        return jax.tree.map(lambda y: y.reshape(y.shape[0] * self.size, -1, *y.shape[2:]), kept)
+
+    def by_group(self, kept: Any) -> Any:
+        """(H, N, ...) -> (G, L * N, ...)."""
+        return jax.tree.map(lambda y: y.reshape(y.shape[0] // self.size, -1, *y.shape[2:]), kept)
 
 
-def _chunk(epsilon: float, state: Matrix, x: Inputs) -> tuple[Matrix, tuple[Array, _Kept]]:
-    wall = _Wall(x.keep)
-    blocks, read = wall(_base, x)
-    pairs = []
-    for size in _levels(x.v.shape[0]):
-        read, pair = wall(partial(_join_read, size), blocks, read)
-        blocks = wall(partial(_join, size), blocks)
-        pairs.append(pair)
-    (new, old, out, bottom) = wall(partial(_read_state, epsilon), state, blocks, read)
-    return new, (jnp.moveaxis(out, 0, 1), _Kept(state, tuple(pairs), old, out, bottom))
+def _group(epsilon: float, start: Matrix, x: Inputs):
+    """The last state, what was read (L * N, t, V), and what the gradient needs besides."""
+    blocks, read, scores = wall(base, x)
+    for size in levels(x.keep.shape[1])[1]:
+        blocks, read, level = wall(partial(join_read, size), blocks, read)
+        scores = (*scores, level)
+    last, found = _pass_on(blocks, wall(_written, blocks), start, reverse=False)
+    old, out, bottom = wall(partial(_read_state, epsilon), found, blocks, read)
+    return last, out, (scores, old, bottom)
 
 
-def _chunk_gradient(
-    dnew: Matrix, x: Inputs, kept: _Kept, dout: Float[Array, "T H V"]
+def _group_gradient(
+    dlast: Matrix, start: Matrix, x: Inputs, kept: _Kept, dout: Float[Array, "LN t V"]
 ) -> tuple[Matrix, Inputs]:
-    wall = _Wall(x.keep)
-    sizes = _levels(x.v.shape[0])
-    path = [wall(lambda x: _base(x)[0], x)]
-    for size in sizes:
-        path.append(wall(partial(_join, size), path[-1]))
-    dstate, dblocks, dread = wall(_read_state_gradient, dnew, kept, path.pop(), dout)
-    for size, pair in zip(reversed(sizes), reversed(kept.pairs), strict=True):
-        dblocks = wall(partial(_join_gradient, size), path.pop(), pair, dblocks, dread)
-    dx = wall(
-        lambda x, dblocks, dread: jax.vjp(_base, x)[1]((dblocks, dread))[0], x, dblocks, dread
-    )
-    return dstate, dx
+    low, above = levels(x.keep.shape[1])
+    path = [wall(lambda x: base(x)[0], x)]
+    for size in above:
+        path.append(wall(partial(join, size), path[-1]))
+    whole = path.pop()
+    _, found = _pass_on(whole, wall(_written, whole), start, reverse=False)
+    dread, dold, dfound = wall(_read_gradient, whole, kept, dout)
+    dstart, dleft = _pass_on(whole, dfound, dlast, reverse=True)
+    d = wall(_read_state_gradient, found, dleft, kept.old, whole, dread, dold)
+    for size, scores in zip(reversed(above), reversed(kept.scores[len(low) :]), strict=True):
+        d = wall(partial(join_gradient, size), path.pop(), scores, d, dread)
+    return dstart, wall(base_gradient, x, kept.scores[: len(low)], d, dread)
 
 
-def _base(x: Inputs) -> tuple[_Blocks, _Read]:
-    """Blocks of `_BASE` steps (or the whole chunk, if that is shorter)."""
-    # Lanes first, so that the products over time are batched matrix products.
-    x = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
-    gamma = x.gamma.expand()
-    keep_k, keep_v = x.keep[..., None] * (1 - gamma), x.keep[..., None] * (1 - x.beta)
-    q, write_k, write_v = x.q.expand(), gamma * x.k.expand(), x.beta * x.v
-    own = jnp.einsum("htk,htk->ht", q, write_k)  # a step reads its own write undecayed
-    blocks = _Blocks(q * keep_k, write_k, write_v, keep_v, keep_k, keep_v)
-    read = _Read(own[..., None] * write_v, own)
-    size = 1
-    while size < min(_BASE, q.shape[1]):
-        read, _ = _join_read(size, blocks, read)
-        blocks = _join(size, blocks)
-        size *= 2
-    return blocks, read
+def _written(b: Blocks) -> Matrix:
+    """What each chunk adds to C and s."""
+    return Matrix(jnp.einsum("htv,htk->hvk", b.write_v, b.write_k), b.write_k.sum(1))
 
 
-def _join_read(size: int, b: _Blocks, read: _Read) -> tuple[_Read, tuple[Array, Array]]:
-    """In each pair of blocks of `size` steps, the right one reads what the left one wrote."""
-    q, write_k, write_v, seen_v = (_pair(y, size) for y in b[:4])
-    scores = jnp.einsum("hptk,hpjk->hptj", q[:, :, 1], write_k[:, :, 0])
-    values = jnp.einsum("hptj,hpjv->hptv", scores, write_v[:, :, 0])
-    time = b.q.shape[1]
-    new = _Read(
-        read.top + _place(seen_v[:, :, 1] * values, 1, time),
-        read.bottom + _place(scores.sum(-1), 1, time),
-    )
-    return new, (scores, values)
+def _pass_on(b: Blocks, added: Matrix, start: Matrix, *, reverse: bool) -> tuple[Matrix, Matrix]:
+    """From chunk to chunk of every lane: decay, and add. The last state, and what each found."""
+    lanes = start.s.shape[0]
+    decayed = (added, b.total_k[:, 0], b.total_v[:, 0])
+    xs = jax.tree.map(lambda y: y.reshape(lanes, -1, *y.shape[1:]), decayed)
+    count = xs[1].shape[1]
+
+    def one(i: Array, carry: tuple[Matrix, Matrix]) -> tuple[Matrix, Matrix]:
+        state, found = carry
+        n = count - 1 - i if reverse else i
+        here: Any = jax.tree.map(lambda y: lax.dynamic_index_in_dim(y, n, 1, keepdims=False), xs)
+        added, total_k, total_v = here
+        found = jax.tree.map(lambda y, z: lax.dynamic_update_index_in_dim(y, z, n, 1), found, state)
+        C = total_v[:, :, None] * total_k[:, None] * state.C + added.C
+        return Matrix(C, total_k * state.s + added.s), found
+
+    last, found = lax.fori_loop(0, count, one, (start, jax.tree.map(jnp.zeros_like, xs[0])))
+    return last, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), found)
 
 
-def _join(size: int, b: _Blocks) -> _Blocks:
-    """Blocks of `size` steps become blocks of twice that."""
-    time = b.q.shape[1]
-    q, write_k, write_v, seen_v = (_pair(y, size) for y in b[:4])
-    left_k, right_k = _sides(b.total_k)
-    left_v, right_v = _sides(b.total_v)
-    return _Blocks(
-        q=_scale(q, left_k, 1, time),
-        write_k=_scale(write_k, right_k, 0, time),
-        write_v=_scale(write_v, right_v, 0, time),
-        seen_v=_scale(seen_v, left_v, 1, time),
-        total_k=left_k * right_k,
-        total_v=left_v * right_v,
-    )
-
-
-def _join_gradient(
-    size: int, b: _Blocks, pair: tuple[Array, Array], d: _Blocks, dread: _Read
-) -> _Blocks:
-    """Gradient of `b`, from that of the joined blocks and of everything read."""
-    time = b.q.shape[1]
-    scores, values = pair
-    q, write_k, write_v, seen_v = (_pair(y, size) for y in b[:4])
-    dq, dwrite_k, dwrite_v, dseen_v = (_pair(y, size) for y in d[:4])
-    dtop, dbottom = (_pair(y, size)[:, :, 1] for y in dread)
-    left_k, right_k = _sides(b.total_k)
-    left_v, right_v = _sides(b.total_v)
-
-    dvalues = dtop * seen_v[:, :, 1]
-    dscores = jnp.einsum("hptv,hpjv->hptj", dvalues, write_v[:, :, 0]) + dbottom[..., None]
-    from_q = jnp.einsum("hptj,hpjk->hptk", dscores, write_k[:, :, 0])
-    from_k = jnp.einsum("hptj,hptk->hpjk", dscores, q[:, :, 1])
-    from_v = jnp.einsum("hptj,hptv->hpjv", scores, dvalues)
-
-    def total(scaled_left: Array, scaled_right: Array, dwhole: Array, left: Array, right: Array):
-        pairs = jnp.stack([scaled_left + dwhole * right, scaled_right + dwhole * left], axis=2)
-        return pairs.reshape(left.shape[0], -1, left.shape[-1])
-
-    return _Blocks(
-        q=_scale(dq, left_k, 1, time) + _place(from_q, 1, time),
-        write_k=_scale(dwrite_k, right_k, 0, time) + _place(from_k, 0, time),
-        write_v=_scale(dwrite_v, right_v, 0, time) + _place(from_v, 0, time),
-        seen_v=_scale(dseen_v, left_v, 1, time) + _place(dtop * values, 1, time),
-        total_k=total(
-            jnp.einsum("hptk,hptk->hpk", dq[:, :, 1], q[:, :, 1]),
-            jnp.einsum("hptk,hptk->hpk", dwrite_k[:, :, 0], write_k[:, :, 0]),
-            d.total_k, left_k, right_k,
-        ),
-        total_v=total(
-            jnp.einsum("hptv,hptv->hpv", dseen_v[:, :, 1], seen_v[:, :, 1]),
-            jnp.einsum("hptv,hptv->hpv", dwrite_v[:, :, 0], write_v[:, :, 0]),
-            d.total_v, left_v, right_v,
-        ),
-    )  # fmt: skip
-
-
-def _read_state(epsilon: float, state: Matrix, b: _Blocks, read: _Read):
-    """The chunk is one block now: read what came before it, and pass on C and s."""
-    old = jnp.einsum("htk,hvk->htv", b.q, state.C)
-    bottom = read.bottom + jnp.einsum("htk,hk->ht", b.q, state.s) + epsilon
+def _read_state(epsilon: float, found: Matrix, b: Blocks, read: Read):
+    """Every chunk is one block now: read what came before it."""
+    old = jnp.einsum("htk,hvk->htv", b.q, found.C)
+    bottom = read.bottom + jnp.einsum("htk,hk->ht", b.q, found.s) + epsilon
     out = (read.top + b.seen_v * old) / bottom[..., None]
-    C = b.total_v[:, 0, :, None] * b.total_k[:, 0, None, :] * state.C
-    C = C + jnp.einsum("htv,htk->hvk", b.write_v, b.write_k)
-    s = b.total_k[:, 0] * state.s + b.write_k.sum(1)
-    return Matrix(C, s), old, out, bottom
+    return old, out, bottom
+
+
+def _read_gradient(
+    b: Blocks, kept: _Kept, dout: Float[Array, "LN t V"]
+) -> tuple[Read, Array, Matrix]:
+    """Gradients of what was read, of `old`, and of the state that each chunk found, by reading."""
+    dtop = dout / kept.bottom[..., None]
+    dbottom = -(dtop * kept.out).sum(-1)
+    dold = dtop * b.seen_v
+    dC = jnp.einsum("htv,htk->hvk", dold, b.q)
+    return Read(dtop, dbottom), dold, Matrix(dC, jnp.einsum("ht,htk->hk", dbottom, b.q))
 
 
 def _read_state_gradient(
-    dnew: Matrix, kept: _Kept, b: _Blocks, dout: Float[Array, "T H V"]
-) -> tuple[Matrix, _Blocks, _Read]:
-    state, dC = kept.state, dnew.C
-    dtop = jnp.moveaxis(dout, 1, 0) / kept.bottom[..., None]
-    dbottom = -(dtop * kept.out).sum(-1)
-    dold = dtop * b.seen_v
-    total_k, total_v = b.total_k[:, 0], b.total_v[:, 0]
-    through = dC * state.C
-    dblocks = _Blocks(
-        q=jnp.einsum("htv,hvk->htk", dold, state.C) + dbottom[..., None] * state.s[:, None],
-        write_k=jnp.einsum("htv,hvk->htk", b.write_v, dC) + dnew.s[:, None],
-        write_v=jnp.einsum("htk,hvk->htv", b.write_k, dC),
-        seen_v=dtop * kept.old,
-        total_k=(jnp.einsum("hvk,hv->hk", through, total_v) + dnew.s * state.s)[:, None],
-        total_v=jnp.einsum("hvk,hk->hv", through, total_k)[:, None],
+    found: Matrix, dleft: Matrix, old: Array, b: Blocks, dread: Read, dold: Array
+) -> Blocks:
+    """dleft: the gradient of the state that each chunk left behind."""
+    through = dleft.C * found.C
+    total_k = jnp.einsum("hvk,hv->hk", through, b.total_v[:, 0]) + dleft.s * found.s
+    dq = jnp.einsum("htv,hvk->htk", dold, found.C)
+    return Blocks(
+        q=dq + dread.bottom[..., None] * found.s[:, None],
+        write_k=jnp.einsum("htv,hvk->htk", b.write_v, dleft.C) + dleft.s[:, None],
+        write_v=jnp.einsum("htk,hvk->htv", b.write_k, dleft.C),
+        seen_v=dread.top * old,
+        total_k=total_k[:, None],
+        total_v=jnp.einsum("hvk,hk->hv", through, b.total_k[:, 0])[:, None],
     )
-    dstate = Matrix(
-        C=total_v[:, :, None] * total_k[:, None] * dC + jnp.einsum("htv,htk->hvk", dold, b.q),
-        s=total_k * dnew.s + jnp.einsum("ht,htk->hk", dbottom, b.q),
-    )
-    return dstate, dblocks, _Read(dtop, dbottom)
-
-
-class _Wall:
-    """Calls a function behind a wall that the compiler does not fuse across.
-
-    XLA's CPU fuser repeats cheap producers inside each of their consumers. Down a chain of levels
-    that turns linear work into quadratic. A conditional whose outcome only the running program
-    knows keeps every level's results in memory, computed once.
-    """
-
-    def __init__(self, keep: Array):
-        self.always = keep.ravel()[0] >= 0
-
-    def __call__(self, function, *args):
-        shapes = jax.eval_shape(function, *args)
-
-        def never(*_):
-            return jax.tree.map(lambda y: jnp.full(y.shape, jnp.nan, y.dtype), shapes)
-
-        return lax.cond(self.always, function, never, *args)
-
-
-def _pair(y: Float[Array, "H T C"], size: int) -> Float[Array, "H P 2 S C"]:
-    return y.reshape(y.shape[0], -1, 2, size, *y.shape[2:])
-
-
-def _sides(total: Float[Array, "H 2P C"]) -> tuple[Array, Array]:
-    pairs = total.reshape(total.shape[0], -1, 2, total.shape[-1])
-    return pairs[:, :, 0], pairs[:, :, 1]
-
-
-def _scale(y: Float[Array, "H P 2 S C"], by: Float[Array, "H P C"], side: int, time: int) -> Array:
-    """Multiply one half of each pair, leave the other, and lay time out again."""
-    here = lax.broadcasted_iota(jnp.int32, y.shape, 2) == side
-    scaled = y * jnp.where(here, by[:, :, None, None], 1)
-    return scaled.reshape(y.shape[0], time, y.shape[-1])
-
-
-def _place(y: Float[Array, "H P S *C"], side: int, time: int) -> Float[Array, "H T *C"]:
-    """`y` in one half of each pair, zeros in the other."""
-    padded = jnp.pad(y[:, :, None], [(0, 0), (0, 0), (side, 1 - side)] + [(0, 0)] * (y.ndim - 2))
-    return padded.reshape(y.shape[0], time, *y.shape[3:])
 
 
 def attend_ungated(
@@ -339,6 +266,6 @@ def attend_ungated(
         s = jnp.where(keep, state.s, 0) + new.sum(0)
         return Matrix(C, s), top / (bottom + epsilon)[..., None]
 
-    chunks, steps = into_chunks((q, k, v, resets), CHUNK)
+    chunks, steps = into_chunks((q, k, v, resets), _UNGATED_CHUNK)
     state, out = lax.scan(one, start, chunks)
     return state, out_of_chunks(out, steps)
