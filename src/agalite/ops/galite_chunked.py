@@ -10,9 +10,8 @@ steps pass on C and s.
 
 Inside the tree chunks know nothing of each other, so all chunks of a few lanes go through it at
 once, and groups of lanes take turns. The gradient keeps the scores of the small products and what
-was read, and rebuilds everything else, the states between chunks too: that costs less than writing
-them to memory and reading them again. What is kept grows as T * (CHUNK + V) a lane; the group at
-work needs T * K + (T / CHUNK) * V * K for each of its lanes.
+was read, and rebuilds everything else, the states between chunks too. What is kept grows as
+T * (CHUNK + V) a lane; the group at work needs T * K + (T / CHUNK) * V * K for each of its lanes.
 """
 
 from functools import partial
