@@ -153,11 +153,8 @@ def _spread_compute(b: Array, x: Array) -> Array:
     return jnp.broadcast_to(b, x.shape)
 
 
-def _spread_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-    (b, x), (db, _) = primals, tangents
-    zero = isinstance(db, ad.Zero)
-    out = _spread_primitive.bind(b, x)
-    return out, ad.Zero.from_primal_value(out) if zero else _spread_primitive.bind(db, x)
+def _spread_tangent(db: Array, _: Array, x: Array) -> Array:
+    return _spread_primitive.bind(db, x)
 
 
 def _spread_transpose(d: Any, b: Any, _: Array) -> tuple[Any, None]:
@@ -178,6 +175,6 @@ _spread_primitive = Primitive("row_spread")
 _spread_primitive.def_impl(jax.jit(_spread_compute))
 _spread_primitive.def_abstract_eval(lambda b, x: ShapedArray(x.shape, b.dtype))
 mlir.register_lowering(_spread_primitive, mlir.lower_fun(_spread_compute, multiple_results=False))
-ad.primitive_jvps[_spread_primitive] = _spread_jvp
+ad.defjvp(_spread_primitive, _spread_tangent, None)  # of x only the shape counts
 ad.primitive_transposes[_spread_primitive] = _spread_transpose
 batching.primitive_batchers[_spread_primitive] = _spread_batch

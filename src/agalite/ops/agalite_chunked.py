@@ -27,8 +27,8 @@ from jaxtyping import Array, Float
 from agalite.ops.features import Outer
 from agalite.ops.lanes import batched_as_lanes, pad_time
 
-# What a chunk's trajectory may take of cache, for each lane; longer chunks have fewer boundaries, but
-# beyond this many steps nothing more is gained (docs/performance.md).
+# What a chunk's trajectory may take of cache, for each lane. Longer chunks have fewer boundaries;
+# beyond so many steps nothing more is gained (docs/performance.md).
 _LANE_BYTES = 128 * 2**10
 _LONGEST_CHUNK = 32
 # Axes up to so long are summed term by term: see `_total`.
