@@ -24,6 +24,11 @@ def row_product(at: Site) -> str:
     return at.graph.reshape(at.graph.add("MatMul", flat, second), at.shape)
 
 
+def row_spread(at: Site) -> str:
+    """`memory.product.spread`: b (*outputs) for every row of (*rows, *outputs)."""
+    return at.graph.add("Expand", at.names[0], at.graph.integers(at.shape))
+
+
 def dot_general(at: Site) -> str:
     """Batch axes first, summed axes together, then a product of stacks of matrices."""
     ((left_sum, right_sum), (left_batch, right_batch)) = at.params["dimension_numbers"]

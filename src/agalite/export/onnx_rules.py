@@ -14,7 +14,7 @@ from agalite.export.onnx_indexing import (
     scatter_add,
     take_slice,
 )
-from agalite.export.onnx_products import convolution, dot_general, row_product
+from agalite.export.onnx_products import convolution, dot_general, row_product, row_spread
 
 _WORD = 2**32
 
@@ -244,6 +244,7 @@ RULES: dict[str, Rule] = {
     "rem": _remainder,
     "reshape": _reshape,
     "row_product": row_product,
+    "row_spread": row_spread,
     "rsqrt": _rsqrt,
     "scatter": scatter,
     "scatter-add": scatter_add,

@@ -16,6 +16,7 @@ from agalite import errors
 from agalite.memory.block import Attention
 from agalite.memory.layers import HeadsIn, HeadsOut, LayerNorm, write_bias
 from agalite.memory.lean import relu, sigmoid
+from agalite.memory.product import spread
 from agalite.ops.attention import galite_attention
 from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
 from agalite.ops.state import MatrixState, matrix_state
@@ -90,7 +91,8 @@ class Projection(eqx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Projected:
         widths = self._widths()
-        columns = self.inputs(x) + self.bias
+        columns = self.inputs(x)
+        columns = columns + spread(self.bias, columns)
         bounds = list(itertools.accumulate(widths.values()))[:-1]
         y = dict(zip(widths, jnp.split(columns, bounds, axis=-1), strict=True))
         beta = sigmoid(y["beta"]) if self.gating else None

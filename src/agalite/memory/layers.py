@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
-from agalite.memory.product import LARGE, Turned, product
+from agalite.memory.product import LARGE, Turned, product, spread
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
@@ -45,7 +45,8 @@ class Dense(Linear):
         self.bias = jnp.zeros(sum(widths))
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-        return super().__call__(x) + self.bias
+        y = super().__call__(x)
+        return y + spread(self.bias, y)
 
 
 class HeadsOut(eqx.Module):
@@ -60,7 +61,8 @@ class HeadsOut(eqx.Module):
         self.bias = jnp.zeros(d_model)
 
     def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T D"]:
-        return product(x, self.weight) + self.bias
+        y = product(x, self.weight)
+        return y + spread(self.bias, y)
 
 
 class HeadsIn(eqx.Module):
@@ -88,7 +90,8 @@ class LayerNorm(eqx.Module):
         self.scale, self.bias = jnp.ones(size), jnp.zeros(size)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        return normalise(x) * self.scale + self.bias
+        y = normalise(x)
+        return y * spread(self.scale, y) + spread(self.bias, y)
 
 
 class GRUGate(eqx.Module):
@@ -113,7 +116,7 @@ class GRUGate(eqx.Module):
         y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
         x_r, x_z = jnp.split(self.from_x(x), 2, axis=-1)
         r = sigmoid(y_r + x_r)
-        z = sigmoid(y_z + x_z - self.bias)
+        z = sigmoid(y_z + x_z - spread(self.bias, x_z))
         h = tanh(y_h + self.candidate(r * x))
         return mix(z, h, x)
 

@@ -45,7 +45,8 @@ def _relu_fwd(x: Array) -> tuple[Array, Array]:
     return y, y
 
 
-relu.defvjp(_relu_fwd, lambda y, d: (jnp.where(y > 0, d, 0),))
+# Zeros that are made of y, or `vmap` would move the batch in front of time (`product.spread`).
+relu.defvjp(_relu_fwd, lambda y, d: (jnp.where(y > 0, d, jnp.minimum(y, 0)),))
 
 
 @jax.custom_vjp

@@ -133,3 +133,48 @@ _primitive.def_abstract_eval(
 mlir.register_lowering(_primitive, mlir.lower_fun(_compute, multiple_results=False))
 ad.defbilinear(_primitive, _gradient_of_x, _gradient_of_w)
 batching.primitive_batchers[_primitive] = _batch
+
+
+# --- the same vector for every row --------------------------------------------------------------
+
+
+def spread(b: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """b (*outputs), x (*rows, *outputs) -> b for every row (*rows, *outputs).
+
+    To add it to x, say. Plain broadcasting makes `vmap` move the batch in front of time, and XLA
+    then turns all activations over between any two products and back again.
+    """
+    if x.shape[0] == 1:  # a step of a stream has no time for the batch to get in front of
+        return jnp.broadcast_to(b, x.shape)
+    return _spread_primitive.bind(b, x)
+
+
+def _spread_compute(b: Array, x: Array) -> Array:
+    return jnp.broadcast_to(b, x.shape)
+
+
+def _spread_tangent(db: Array, _: Array, x: Array) -> Array:
+    return _spread_primitive.bind(db, x)
+
+
+def _spread_transpose(d: Any, b: Any, _: Array) -> tuple[Any, None]:
+    if isinstance(d, ad.Zero):
+        return ad.Zero(b.aval), None
+    return jnp.sum(d, tuple(range(d.ndim - b.aval.ndim))), None
+
+
+def _spread_batch(args: tuple[Array, Array], axes: tuple[Any, Any]) -> tuple[Array, int]:
+    (b, x), (b_axis, x_axis) = args, axes
+    if b_axis is not None:  # a vector for each
+        return jax.vmap(_spread_compute, axes)(b, x), 0
+    axis = min(x_axis, x.ndim - b.ndim - 1)  # as in `_batch`
+    return _spread_primitive.bind(b, jnp.moveaxis(x, x_axis, axis)), axis
+
+
+_spread_primitive = Primitive("row_spread")
+_spread_primitive.def_impl(jax.jit(_spread_compute))
+_spread_primitive.def_abstract_eval(lambda b, x: ShapedArray(x.shape, b.dtype))
+mlir.register_lowering(_spread_primitive, mlir.lower_fun(_spread_compute, multiple_results=False))
+ad.defjvp(_spread_primitive, _spread_tangent, None)  # of x only the shape counts
+ad.primitive_transposes[_spread_primitive] = _spread_transpose
+batching.primitive_batchers[_spread_primitive] = _spread_batch

@@ -15,7 +15,8 @@ or one step, at a time.
 """
 
 import math
-from functools import partial
+import operator
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +27,12 @@ from jaxtyping import Array, Float
 from agalite.ops.features import Outer
 from agalite.ops.lanes import batched_as_lanes, pad_time
 
-# What a chunk's trajectory may take of cache, for each lane; longer chunks have fewer boundaries.
+# What a chunk's trajectory may take of cache, for each lane. Longer chunks have fewer boundaries;
+# beyond so many steps nothing more is gained (docs/performance.md).
 _LANE_BYTES = 128 * 2**10
-_LONGEST_CHUNK = 128
+_LONGEST_CHUNK = 32
+# Axes up to so long are summed term by term: see `_total`.
+_SHORT = 8
 
 
 class Inputs(NamedTuple):
@@ -76,10 +80,33 @@ def _writes(x: Inputs) -> tuple[Array, Array]:
     return _outer(x.gamma) * _outer(x.k), x.beta * x.v
 
 
+def _total(a: Array, b: Array, axis: int) -> Array:
+    """Sum of a * b along an axis that is short: the oscillators, or the narrow factor.
+
+    Written out, it is one pass over memory in which slices cost nothing. As a sum or a product XLA
+    hands it to a library made for long ones, which copies the slices first and is several times
+    slower (docs/performance.md).
+    """
+    if b.shape[axis] > _SHORT:
+        return jnp.sum(a * b, axis)
+    take = partial(lax.index_in_dim, axis=axis, keepdims=False)
+    return reduce(operator.add, (take(a, i) * take(b, i) for i in range(b.shape[axis])))
+
+
+def _advance(sums: Sums, x: Inputs) -> Sums:
+    """Algorithm 4, lines 7-12: the sums after one step of time."""
+    key_decay, value_decay = _decays(x)
+    key, value = _writes(x)
+    return Sums(
+        key_decay * sums.keys + x.osc[..., None, None] * key[:, None],
+        value_decay * sums.values + x.osc[:, : sums.values.shape[1], None] * value[:, None],
+    )
+
+
 def _trajectory(
     start: Sums, inputs: Inputs, first: Array, path: Sums, *, with_start: bool
 ) -> tuple[Sums, Sums]:
-    """Algorithm 4, lines 7-12, from step `first` on for as many steps as `path` has room.
+    """`_advance` from step `first` on for as many steps as `path` has room.
 
     Returns the last sums and all of them (T, ...), written into `path`, after the start if asked.
     The loop reads its inputs where they lie and writes where it is told to: slicing a chunk out of
@@ -88,17 +115,10 @@ def _trajectory(
     skip = int(with_start)
     if with_start:
         path = _put(path, start, jnp.zeros((), jnp.int32))
-    count = start.values.shape[1]
 
     def step(i: Array, carry: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
         sums, path = carry
-        x = _at(inputs, first + i)
-        key_decay, value_decay = _decays(x)
-        key, value = _writes(x)
-        sums = Sums(
-            key_decay * sums.keys + x.osc[..., None, None] * key[:, None],
-            value_decay * sums.values + x.osc[:, :count, None] * value[:, None],
-        )
+        sums = _advance(sums, _at(inputs, first + i))
         return sums, _put(path, sums, i + skip)
 
     return lax.fori_loop(0, path.keys.shape[0] - skip, step, (start, path))
@@ -125,7 +145,8 @@ def _room(start: Sums, size: int) -> Sums:
 
 def _scores(keys: Array, q: Outer) -> Float[Array, "T H Rk"]:
     """k~_m . q for every oscillator m."""
-    return jnp.einsum("threw,the,thw->thr", keys, q.narrow, q.wide)
+    along = jnp.einsum("threw,thw->thre", keys, q.wide)
+    return _total(along, q.narrow[:, :, None], axis=-1)
 
 
 def _mixture(reading: Reading, scores: Float[Array, "T H Rk"]) -> Float[Array, "T H R"]:
@@ -136,28 +157,30 @@ def _mixture(reading: Reading, scores: Float[Array, "T H Rk"]) -> Float[Array, "
 
 
 def _forward(reading: Reading, size: int, start: Sums, inputs: Inputs):
-    """-> last sums, out (T, H, V), the sums at the start of each chunk."""
+    """-> last sums, out (T, H, V), scores (T, H, Rk), the sums at the start of each chunk."""
 
     def one(carry: tuple[Sums, Sums], n: Array):
         sums, path = carry
         last, path = _trajectory(sums, inputs, n * size, path, with_start=False)
         q = _slice(inputs.q, n * size, size)
-        mixture = _mixture(reading, _scores(path.keys, q))
-        return (last, path), (jnp.einsum("thr,thrv->thv", mixture, path.values), sums)
+        scores = _scores(path.keys, q)
+        out = jnp.einsum("thr,thrv->thv", _mixture(reading, scores), path.values)
+        return (last, path), (out, scores, sums)
 
-    count = inputs.v.shape[0] // size
-    (last, _), (out, boundaries) = lax.scan(one, (start, _room(start, size)), jnp.arange(count))
-    return last, out.reshape(inputs.v.shape), boundaries
+    carry, numbers = (start, _room(start, size)), jnp.arange(inputs.v.shape[0] // size)
+    (last, _), (out, scores, boundaries) = lax.scan(one, carry, numbers)
+    return last, out.reshape(inputs.v.shape), scores.reshape(inputs.osc.shape), boundaries
 
 
 def _backward(
-    reading: Reading, size: int, dlast: Sums, inputs: Inputs, boundaries: Sums, dout: Array
-) -> tuple[Sums, Inputs]:
+    reading: Reading, size: int, dlast: Sums, inputs: Inputs, scores: Array, boundaries: Sums,
+    dout: Array,
+) -> tuple[Sums, Inputs]:  # fmt: skip
     def one(carry: tuple[Sums, Sums, Sums], x: tuple[Array, Sums]):
         after, path, adjoint = carry
         n, start = x
         after, path, adjoint, gradient = _chunk_gradient(
-            reading, after, inputs, dout, start, n * size, path, adjoint
+            reading, after, inputs, scores, dout, start, n * size, path, adjoint
         )
         return (after, path, adjoint), gradient
 
@@ -186,23 +209,25 @@ def _attend_fwd(reading: Reading, start: Sums, inputs: Inputs):
     def forward(start: Sums, inputs: Inputs):
         size = _chunk_size(start, inputs)
         padded, steps = pad_time(inputs, size)
-        last, out, boundaries = _forward(reading, size, start, padded)
-        return last, out[:steps], boundaries
+        last, out, scores, boundaries = _forward(reading, size, start, padded)
+        return last, out[:steps], scores[:steps], boundaries
 
-    forward = batched_as_lanes(forward, (0, 1), (0, 1, 1))
-    last, out, boundaries = forward(start, inputs)
-    return (last, out), (inputs, boundaries)
+    forward = batched_as_lanes(forward, (0, 1), (0, 1, 1, 1))
+    last, out, scores, boundaries = forward(start, inputs)
+    return (last, out), (inputs, scores, boundaries)
 
 
-def _attend_bwd(reading: Reading, saved: tuple[Inputs, Sums], cotangents: tuple[Sums, Array]):
-    def backward(dlast: Sums, inputs: Inputs, boundaries: Sums, dout: Array):
+def _attend_bwd(
+    reading: Reading, saved: tuple[Inputs, Array, Sums], cotangents: tuple[Sums, Array]
+):
+    def backward(dlast: Sums, inputs: Inputs, scores: Array, boundaries: Sums, dout: Array):
         size = _chunk_size(dlast, inputs)
         inputs, steps = pad_time(inputs, size)
-        dout, _ = pad_time(dout, size)
-        dstart, gradient = _backward(reading, size, dlast, inputs, boundaries, dout)
+        (scores, dout), _ = pad_time((scores, dout), size)
+        dstart, gradient = _backward(reading, size, dlast, inputs, scores, boundaries, dout)
         return dstart, jax.tree.map(lambda x: x[:steps], gradient)
 
-    backward = batched_as_lanes(backward, (0, 1, 1, 1), (0, 1))
+    backward = batched_as_lanes(backward, (0, 1, 1, 1, 1), (0, 1))
     return backward(cotangents[0], *saved, cotangents[1])
 
 
@@ -217,8 +242,8 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _chunk_gradient(
-    reading: Reading, after: Sums, inputs: Inputs, dout: Array, start: Sums, first: Array,
-    path: Sums, adjoint: Sums,
+    reading: Reading, after: Sums, inputs: Inputs, scores: Array, dout: Array, start: Sums,
+    first: Array, path: Sums, adjoint: Sums,
 ) -> tuple[Sums, Sums, Sums, Inputs]:  # fmt: skip
     """`after` is the gradient that reaches the chunk's last sums from later; returns the one that
     leaves its first, the room for trajectories again, and the gradient of every input."""
@@ -227,8 +252,7 @@ def _chunk_gradient(
     before = jax.tree.map(lambda x: x[:-1], path)
     sums = jax.tree.map(lambda x: x[1:], path)
     chunk, douts = _slice(inputs, first, size), _slice(dout, first, size)
-    scores = _scores(sums.keys, chunk.q)
-    mixture, mixture_vjp = jax.vjp(partial(_mixture, reading), scores)
+    mixture, mixture_vjp = jax.vjp(partial(_mixture, reading), _slice(scores, first, size))
     (dscores,) = mixture_vjp(jnp.einsum("thv,thrv->thr", douts, sums.values))
 
     def step(back: Array, carry: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
@@ -249,24 +273,31 @@ def _chunk_gradient(
     earliest, adjoint = lax.fori_loop(0, size, step, (after, adjoint))
     decays = _decays(_at(inputs, first))
     leaving = Sums(*(d * x for d, x in zip(decays, earliest, strict=True)))
-    dq = jnp.einsum("thr,threw->thew", dscores, sums.keys)
-    dkey = jnp.einsum("thr,threw->thew", chunk.osc, adjoint.keys)
-    dvalue = jnp.einsum("thr,thrv->thv", chunk.osc[..., : mixture.shape[-1]], adjoint.values)
+    dq = _total(dscores[..., None, None], sums.keys, axis=2)
+    dkey = _total(chunk.osc[..., None, None], adjoint.keys, axis=2)
+    dvalue = _total(chunk.osc[:, :, : mixture.shape[-1], None], adjoint.values, axis=2)
     gradient = chunk._replace(
         q=_outer_gradient(chunk.q, dq),
         osc=jnp.zeros_like(chunk.osc),
         keep=jnp.zeros_like(chunk.keep),
     )
-    if chunk.gamma is None or chunk.beta is None:
-        gradient = gradient._replace(k=_outer_gradient(chunk.k, dkey), v=dvalue)
+    k, gamma = chunk.k, chunk.gamma
+    if gamma is None or chunk.beta is None:
+        gradient = gradient._replace(k=_outer_gradient(k, dkey), v=dvalue)
         return leaving, path, adjoint, gradient
 
     keep = chunk.keep[..., None]
-    lost_keys = jnp.einsum("threw,threw->thew", adjoint.keys, before.keys) * keep[..., None]
-    lost_values = jnp.einsum("thrv,thrv->thv", adjoint.values, before.values) * keep
+    # What is written, gamma * k, is an outer product too: its gradient serves k and gamma.
+    written = Outer(gamma.narrow * k.narrow, gamma.wide * k.wide)
+    dwritten = _outer_gradient(written, dkey)
+    lost = _outer_gradient(gamma, _total(adjoint.keys, before.keys, axis=2))
+    lost_values = _total(adjoint.values, before.values, axis=2) * keep
     gradient = gradient._replace(
-        k=_outer_gradient(chunk.k, dkey * _outer(chunk.gamma)),
-        gamma=_outer_gradient(chunk.gamma, dkey * _outer(chunk.k) - lost_keys),
+        k=Outer(dwritten.narrow * gamma.narrow, dwritten.wide * gamma.wide),
+        gamma=Outer(
+            dwritten.narrow * k.narrow - lost.narrow * keep,
+            dwritten.wide * k.wide - lost.wide * keep,
+        ),
         v=dvalue * chunk.beta,
         beta=dvalue * chunk.v - lost_values,
     )

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import custom_batching
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jaxtyping import Array
 
 
@@ -37,16 +39,41 @@ def batched_as_lanes(function: Callable[..., Any], lane_axes: tuple[Any, ...], o
             x = x.reshape(*x.shape[:axis], size, -1, *x.shape[axis + 1 :])
             return jnp.moveaxis(x, axis, 0)
 
-        def over(axes: Any, do: Callable[..., Array], *trees: Any) -> Any:
-            return jax.tree.map(
-                lambda axis, *sub: jax.tree.map(lambda *leaf: do(axis, *leaf), *sub), axes, *trees
-            )
-
         wide = [over(a, merge, x, b) for a, x, b in zip(lane_axes, args, batched, strict=True)]
         out = over(out_axes, part, call(*wide))
         return out, jax.tree.map(lambda _: True, out)
 
-    return call
+    def over(axes: Any, do: Callable[..., Array], *trees: Any) -> Any:
+        return jax.tree.map(
+            lambda axis, *sub: jax.tree.map(lambda *leaf: do(axis, *leaf), *sub), axes, *trees
+        )
+
+    return lambda *args: over(out_axes, _batch_at, call(*args))
+
+
+def _batch_at(axis: int, x: Array) -> Array:
+    """x as it is; `vmap` puts its batch at `axis`.
+
+    The rule above must put it in front. What follows would meet it there, in front of time, and
+    turn over everything else that it is computed with.
+    """
+    return _placed.bind(x, axis=axis)
+
+
+def _place(args: tuple[Array], axes: tuple[int], *, axis: int) -> tuple[Array, int]:
+    return _placed.bind(jnp.moveaxis(args[0], axes[0], axis), axis=axis), axis
+
+
+def _same(x: Any, *, axis: int) -> Any:
+    del axis
+    return x
+
+
+_placed = Primitive("batch_at")
+_placed.def_impl(_same)
+_placed.def_abstract_eval(_same)
+mlir.register_lowering(_placed, mlir.lower_fun(_same, multiple_results=False))
+batching.primitive_batchers[_placed] = _place
 
 
 def pad_time(inputs: Any, size: int) -> tuple[Any, int]:
