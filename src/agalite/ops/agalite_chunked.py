@@ -84,8 +84,7 @@ def _total(a: Array, b: Array, axis: int) -> Array:
     """Sum of a * b along an axis that is short: the oscillators, or the narrow factor.
 
     Written out, it is one pass over memory in which slices cost nothing. As a sum or a product XLA
-    hands it to a library made for long ones, which copies the slices first and is several times
-    slower (docs/performance.md).
+    hands it to a library made for long ones, which copies the slices first (docs/performance.md).
     """
     if b.shape[axis] > _SHORT:
         return jnp.sum(a * b, axis)
