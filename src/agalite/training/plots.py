@@ -25,6 +25,15 @@ class Curves(NamedTuple):
     seeds: Float[np.ndarray, "S N"]
 
 
+# What a run is about: an agent's return, else a classifier's accuracy.
+_MAIN = ("charts/episodic_return", "charts/validation_accuracy")
+
+
+def main_metric(folder: str | os.PathLike[str]) -> str:
+    table = read_metrics(folder)
+    return next((name for name in _MAIN if name in table), _MAIN[0])
+
+
 def curve(
     folders: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],

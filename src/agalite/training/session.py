@@ -14,6 +14,7 @@ from agalite import files
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import Config, HostConfig, TrainConfig, config_from
+from agalite.training.intervals import InUpdates
 from agalite.training.metrics import read_metrics
 from agalite.training.run import Run
 
@@ -71,6 +72,14 @@ def refuse_divergence(
                 )
                 run.log(message)
                 raise Diverged(message)
+
+
+def ended(run: Run, config: InUpdates, update: Any) -> bool:
+    """Whether a run that is resumed has come to its end before; its summary then stays as it is."""
+    over = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None
+    if over:
+        run.log("there is nothing left to do: the run has ended")
+    return over
 
 
 def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates: int) -> None:

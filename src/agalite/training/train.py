@@ -24,6 +24,7 @@ from agalite.training.session import (
     Diverged,
     asked_to_stop,
     config_of,
+    ended,
     finish,
     mean,
     refuse_divergence,
@@ -98,7 +99,8 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
         else:
             state = seeds.put(state)
             run.log(f"resumed from step {step}")
-        _continue(run, trainer, seeds, state, quiet=quiet)
+        if not ended(run, config, state.update):
+            _continue(run, trainer, seeds, state, quiet=quiet)
     return run
 
 
@@ -141,7 +143,7 @@ def _continue(run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, qu
                 checkpoints.save(step, state, mean(rows).get(RETURN))
             if asked and done < total:
                 run.log(f"stopped at step {step} by {signal.Signals(asked[0]).name}; all is saved")
-                raise Stopped(asked[0])
+                raise Stopped(asked[0], run.folder)
     finish(
         run, config, parameters=trainer.parameter_count, seconds=time.perf_counter() - began,
         updates=done - first,
