@@ -22,7 +22,10 @@ _AGALITE: dict[str, Changes] = {
     "rank-1 trick": {"memory_options.basis": "rank1"},
 }
 _SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
-_SPREAD = {"memory_options.horizon": SPREAD}
+_CPU = {
+    **tmaze.CPU, "env": "tmaze", "env_options.corridor": 20, "steps": 600_000,
+    "memory_options.horizon": SPREAD,
+}  # fmt: skip
 
 
 def _variants(*names: str) -> Factor:
@@ -47,7 +50,7 @@ def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Stud
             ),
             "cpu": Scale(
                 seeds=4, size="small",
-                changes={**tmaze.CPU, **_SPREAD, "steps": 600_000, "env_options.corridor": 20},
+                changes=_CPU,
                 note="A corridor of 20 instead of 200, small models, gates that start with long "
                      "memories.",
             ),
@@ -86,8 +89,9 @@ STUDIES = (
                 factors=(_variants("no gating"),),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes=mystery_path.CPU,
-                note="400K steps of 32 environments instead of 100M of 128; small models.",
+                seeds=4, size="small", changes=_CPU,
+                note="In a T-Maze with a corridor of 20, 600K steps, instead of Mystery Path Grid, "
+                     "100M steps; small models, gates that start with long memories.",
             ),
             "paper": Scale(seeds=15, together=5, changes={"steps": 100_000_000}),
         },
