@@ -326,6 +326,33 @@ def test_a_killed_study_goes_on_to_the_same_end(tmp_path):
         np.testing.assert_array_equal(a[name], b[name])
 
 
+def test_a_damaged_trial_is_its_own_failure_and_the_others_run(tmp_path):
+    from agalite.training.run import Run
+
+    trials = expand(catalogue.find("tmaze"), "smoke", tmp_path)
+    for trial in trials:
+        Run.create(trial.folder, work.config(trial).to_dict()).close()
+    (trials[0].folder / "config.json").write_text('{"format": ')
+    outcomes = runner.run(trials, quiet=True)
+    assert [o.state for o in outcomes] == ["failed", "finished"]
+    assert "config.json cannot be read" in outcomes[0].message
+    assert f"remove the folder {trials[0].folder} and run" in trials[0].failure()
+
+
+def test_damaged_checkpoints_come_with_the_way_out(tmp_path):
+    (trial,) = _tiny(tmp_path)
+    work.perform(trial)
+    (trial.folder / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    for path in (trial.folder / "checkpoints").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="is passed over"):
+        outcome = work.perform(trial)
+    assert outcome.state == "failed"
+    assert "are damaged" in outcome.message
+    assert f"remove the folder {trial.folder} and run the study again" in outcome.message
+
+
 def _tiny(out):
     study = catalogue.find("tmaze-sweep")
     return expand(study, "smoke", out, ["learning_rate=0.001"])
@@ -367,6 +394,27 @@ def test_bad_input_is_answered_with_what_exists(tmp_path, capsys):
     ):
         assert main(["study", *words]) == 2, words
         assert answer in capsys.readouterr().err, words
+
+
+def test_where_nothing_listens_there_is_no_cluster(tmp_path, capsys, monkeypatch):
+    """Ray itself is not needed for that, and not waited for."""
+    import socket
+
+    from agalite.training import cluster
+
+    monkeypatch.setattr(cluster, "_ANSWER", 0.2)
+    monkeypatch.setattr("agalite.studies.on_ray.import_ray", lambda: None)
+    out = ["--out", str(tmp_path)]
+    for address in ("127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999"):
+        assert main(["study", "run", "cost", "--ray", address, *out]) == 2
+        said = capsys.readouterr().err
+        assert f"there is no cluster at {address} (" in said
+        assert "start one with `ray start --head`" in said
+    assert not list(tmp_path.iterdir())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster.require_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+    for address in ("auto", "ray://127.0.0.1:1"):
+        cluster.require_cluster(address)
 
 
 def test_list_names_every_study(capsys):

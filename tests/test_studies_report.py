@@ -1,7 +1,9 @@
 """Statistics, the paper's claims, and the page in a real browser. About 20 s."""
 
+import html
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agalite.ops import delta_approximation
-from agalite.studies import approximation, claims, report, runner, selection, statistics
+from agalite.studies import approximation, catalogue, claims, report, runner, selection, statistics
 from agalite.studies.declaration import (
     Alike,
     Better,
@@ -286,3 +288,76 @@ def test_a_report_of_an_unfinished_study_says_so(tmp_path):
     runner.run(trials[:1], quiet=True)
     text = report.write(study, "smoke", tmp_path).read_text()
     assert "3 trials: 1 finished, 2 not begun." in text
+
+
+# Damaged files.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The smoke T-Maze study, of two trials: agents gru and agalite."""
+    out = tmp_path_factory.mktemp("trained")
+    runner.run(expand(catalogue.find("tmaze"), "smoke", out), quiet=True)
+    return out
+
+
+def _cut(path):
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+
+
+def _cut_lines(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("summary.json", _cut),
+        ("summary.json", lambda path: path.write_text("[]")),
+        ("summary.json", lambda path: path.write_text("{}")),
+        ("metrics.csv", _cut_lines),
+        ("metrics.csv", lambda path: path.write_text(path.read_text().replace(",", ";", 30))),
+        ("metrics.csv", lambda path: path.write_text(path.read_text().splitlines()[0] + "\n")),
+        ("metrics.csv", lambda path: path.write_text("")),
+        ("metrics.csv", lambda path: path.unlink()),
+        ("config.json", _cut),
+    ],
+)
+def test_a_damaged_trial_is_listed_and_the_page_is_written(name, harm, trained, tmp_path):
+    out = tmp_path / "studies"
+    shutil.copytree(trained, out)
+    study = catalogue.find("tmaze")
+    hurt, whole = expand(study, "smoke", out)
+    harm(hurt.folder / name)
+    text = html.unescape(report.write(study, "smoke", out).read_text())
+    assert "2 trials: 1 finished, 1 failed." in text
+    failures = text.split("<h2>Failures</h2>")[1].split("</table>")[0]
+    assert name in failures
+    assert f"remove the folder {hurt.folder} and run the study again" in failures
+    assert whole.name not in failures
+
+
+def test_a_damaged_measurement_is_not_finished_and_is_not_measured_over(tmp_path):
+    study = small()
+    trials = expand(study, "smoke", tmp_path)
+    runner.run(trials, quiet=True)
+    _cut(trials[0].rows_path)
+    assert [trial.state() for trial in trials] == ["failed", "finished", "finished"]
+    assert str(trials[0].rows_path) in trials[0].failure()
+    assert "3 trials: 2 finished, 1 failed." in report.write(study, "smoke", tmp_path).read_text()
+    (outcome,) = runner.run(trials, quiet=True)
+    assert outcome.state == "failed"
+    assert f"remove the folder {trials[0].folder}" in outcome.message
+    shutil.rmtree(trials[0].folder)
+    assert [o.state for o in runner.run(trials, quiet=True)] == ["finished"]
+    assert [trial.state() for trial in trials] == ["finished"] * 3
+
+
+def test_a_damaged_session_is_said_and_left_out(tmp_path):
+    study = small()
+    runner.run(expand(study, "smoke", tmp_path), quiet=True)
+    (session,) = (tmp_path / "small/smoke/sessions").iterdir()
+    _cut(session)
+    text = report.write(study, "smoke", tmp_path).read_text()
+    assert f"{session} cannot be read" in text

@@ -95,7 +95,7 @@ def page(
 
 
 def _standing(results: Results) -> str:
-    states = [trial.state() for trial in results.trials]
+    states = [results.state(trial) for trial in results.trials]
     counts = {state: states.count(state) for state in STATES if states.count(state)}
     words = ", ".join(f"{n} {state}" for state, n in counts.items())
     seconds = sum(session["seconds"] for session in results.sessions)
@@ -205,17 +205,17 @@ def _improvement(results: Results) -> str:
 
 
 def _failures(results: Results) -> str:
-    failed = [trial for trial in results.trials if trial.state() == "failed"]
+    failed = results.failures()
     if not failed:
         return ""
-    rows = [[_Cell(_e(trial.name)), _Cell(_e(trial.failure()))] for trial in failed]
+    rows = [[_Cell(_e(name)), _Cell(_e(why))] for name, why in failed.items()]
     return "<h2>Failures</h2>" + _table(["trial", "error"], rows, "failures")
 
 
 def _settings(results: Results) -> str:
     parts = []
     for trial in results.trials:
-        if trial.state() != "finished":
+        if results.state(trial) != "finished":
             continue
         path = trial.folder / "config.json"
         source = path if path.exists() else trial.rows_path

@@ -16,7 +16,7 @@ from agalite.machine import processor, versions
 from agalite.process import Stopped
 from agalite.studies.board import Board
 from agalite.studies.placement import Here, Placement
-from agalite.studies.trials import Trial
+from agalite.studies.trials import Damaged, Trial
 from agalite.studies.work import Outcome, check
 
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "gymnax", "craftax", "ray")
@@ -32,7 +32,10 @@ def run(
     every run saved.
     """
     for trial in trials:
-        check(trial)  # before anything is begun
+        # Before anything is begun. One damaged folder is that trial's failure, recorded when its
+        # turn comes, and no reason to keep the others waiting.
+        with contextlib.suppress(Damaged):
+            check(trial)
     left = [trial for trial in trials if trial.state() != "finished"]
     if not left:
         return []

@@ -15,7 +15,7 @@ from typing import Any
 from agalite import errors, files
 from agalite.process import Stopped
 from agalite.studies.declaration import Measurement, Supervised
-from agalite.studies.trials import Trial
+from agalite.studies.trials import Damaged, Trial
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ def asked(trial: Trial) -> dict[str, Any]:
 
 
 def stored(trial: Trial) -> dict[str, Any] | None:
-    """What the trial's folder was made with, if it is there."""
+    """What the trial's folder was made with, if it is there. Raises `Damaged` where that cannot be
+    known."""
+    if why := trial.damage():
+        raise Damaged(why)
     if isinstance(trial.work, Measurement):
         try:
             return json.loads(trial.rows_path.read_text())["asked"]
@@ -91,7 +94,11 @@ def stored(trial: Trial) -> dict[str, Any] | None:
         return None
     from agalite.training.run import Run
 
-    return {k: v for k, v in Run.open(trial.folder).asked.items() if k != "data_sha256"}
+    try:
+        run = Run.open(trial.folder)
+    except ValueError as error:
+        raise Damaged(trial.mended_by(str(error))) from error
+    return {k: v for k, v in run.asked.items() if k != "data_sha256"}
 
 
 def check(trial: Trial) -> None:
@@ -188,12 +195,17 @@ def _perform(trial: Trial) -> None:
     if isinstance(trial.work, Measurement):
         _measure(trial, trial.work)
         return
+    from agalite.training.checkpoint import AllDamaged
+
     if isinstance(trial.work, Supervised):
         from agalite.supervised.train import resume, train
     else:
         from agalite.training.train import resume, train
     if (trial.folder / "config.json").exists():
-        resume(trial.folder, quiet=True)
+        try:
+            resume(trial.folder, quiet=True)
+        except AllDamaged as error:
+            raise Damaged(trial.mended_by(str(error))) from error
     else:
         train(config(trial), trial.folder, quiet=True)
 
