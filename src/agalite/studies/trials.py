@@ -107,6 +107,11 @@ class Trial:
         return f"{what}; remove the folder {self.folder} and run the study again"
 
 
+def counted(n: int, what: str) -> str:
+    """ "1 trial", "2,000 trials"."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def home(out: Path, study: Study, scale: str) -> Path:
     return out / study.name / scale
 
@@ -121,6 +126,11 @@ def expand(
     """
     at, factors = study.at(scale), study.factors_at(scale)
     wanted = _wanted(study, scale, only)
+    for agent in chosen or {}:
+        # At any scale: what the paper's sweep chose may be tried out at a smaller one.
+        if not (known := _agents(study)):
+            raise ValueError(f"study {study.name} has no agents; run it without --chosen")
+        errors.one_of(f"agent of study {study.name} in chosen", agent, known)
     trials = []
     for labels in itertools.product(*(factor.levels for factor in factors)):
         levels: dict[str, str] = {}
@@ -137,6 +147,23 @@ def expand(
             settings = {**study.base, **at.changes, **size(at.size, memory), **changes}
         trials += _with_seeds(study, scale, out, levels, settings)
     return trials
+
+
+def not_chosen(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:
+    """The agents whose settings stay as declared, though others were given what a sweep chose."""
+    if chosen is None:
+        return []
+    agents = dict.fromkeys(trial.levels["agent"] for trial in trials if "agent" in trial.levels)
+    return [agent for agent in agents if agent not in chosen]
+
+
+def _agents(study: Study) -> list[str]:
+    """At all scales together."""
+    found: dict[str, None] = {}
+    for factor in (*study.factors, *(f for at in study.scales.values() for f in at.factors)):
+        for label in factor.levels:
+            found.update(dict.fromkeys([factor.split(label).get("agent", "")]))
+    return [agent for agent in found if agent]
 
 
 def _with_seeds(

@@ -132,6 +132,7 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     env, memory = str(nested["env"]), str(nested.setdefault("memory", "agalite"))
     errors.one_of("memory", memory, MODELS)
     start = preset(preset_name, env, memory)
+    _require_known(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
     agent = dataclasses.replace(start.pop("agent"), **nested.pop("agent", {}))
     options = {**start.pop("memory_options", {}), **nested.pop("memory_options", {})}
     values = {**start, **nested, "memory_options": options, "agent": agent}
@@ -142,10 +143,24 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     return TrainConfig(**values, seeds=seeds)
 
 
+def _require_known(flat: Mapping[str, Any], kind: type, agent: Any = None) -> None:
+    """Settings come from files too (a sweep's chosen.json), and a wrong name must say so. What is
+    an option of a memory model or of an environment, that one knows best."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    free = sorted(names & {"memory_options", "env_options"})
+    known = [*(names - {*free, "agent"}), *(f"{name}.OPTION" for name in free)]
+    if agent is not None:
+        known += [f"agent.{f.name}" for f in dataclasses.fields(agent)]
+    for name in flat:
+        if not name.startswith(tuple(f"{x}." for x in free)):
+            errors.one_of("setting", name, known)
+
+
 def _supervised(preset_name: str, flat: dict[str, Any]) -> Any:
     from agalite.supervised.config import LRAConfig, preset
     from agalite.supervised.data import DataConfig
 
+    _require_known(flat, LRAConfig)
     nested = nest(flat)
     memory = str(nested.get("memory", "agalite"))
     limit = DataConfig(
