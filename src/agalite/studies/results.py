@@ -28,6 +28,8 @@ class Point:
     trials: list[Trial] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     """Of its runs: steps, parameters, seconds."""
+    shortened: dict[str, int] = field(default_factory=dict)
+    """Steps that were averaged over, by metric, where the run is too short for those declared."""
 
     @property
     def label(self) -> str:
@@ -163,7 +165,7 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
                 f"{trial.folder / 'metrics.csv'} ends at step {reached:,}, the run at "
                 f"{summary['steps']:,}"
             )
-    values = {}
+    values, shortened = {}, {}
     for metric in metrics:
         if metric.column.startswith("summary:"):
             found = summary[metric.column.removeprefix("summary:")]
@@ -172,12 +174,14 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
             longest = max(1, int(table["step"].max()) // 5)
             last = longest if metric.last is None else min(metric.last, longest)
             values[metric.column] = last_steps(table, metric.column, last)
+            if metric.last is not None and last < metric.last:
+                shortened[metric.column] = last
     facts = {
         "steps": summary.get("steps"),
         "parameters": summary.get("parameters"),
         "seconds": summary.get("seconds_of_this_session", 0.0),
     }
-    return [Point(dict(trial.levels), values, [trial], facts)]
+    return [Point(dict(trial.levels), values, [trial], facts, shortened)]
 
 
 def _has(point: Point, levels: Mapping[str, str | tuple[str, ...]]) -> bool:
