@@ -15,6 +15,7 @@ import pytest
 from agalite import files
 from agalite.cli import main
 from agalite.studies import catalogue, runner, work
+from agalite.studies.board import Board
 from agalite.studies.catalogue import studies
 from agalite.studies.declaration import (
     Against,
@@ -26,6 +27,7 @@ from agalite.studies.declaration import (
     Study,
     over,
 )
+from agalite.studies.placement import Here
 from agalite.studies.trials import expand
 from agalite.studies.workers import Processes
 from agalite.training.metrics import read_metrics
@@ -300,6 +302,30 @@ def test_workers_whose_parent_is_killed_save_their_runs_and_go(tmp_path):
         time.sleep(0.1)
     time.sleep(1.0)
     _saved(trials)
+    (session,) = (tmp_path / "studies/horizon/cpu/sessions").iterdir()
+    assert not json.loads(session.read_text())["over"]
+
+
+def test_a_session_is_on_the_disk_while_it_runs(tmp_path):
+    """A process that is killed writes nothing any more."""
+    seen = []
+
+    class Watched(Here):
+        def run(self, trials, begun):
+            for outcome in super().run(trials, begun):
+                seen.append(sessions())
+                yield outcome
+
+    def sessions():
+        return [json.loads(p.read_text()) for p in tmp_path.glob("small/smoke/sessions/*.json")]
+
+    runner.run(expand(small(), "smoke", tmp_path), Watched(), quiet=True, command="so", notes=["x"])
+    assert [[len(s["trials"]) for s in found] for found in [*seen, sessions()]] == [
+        [0], [1], [2], [3],
+    ]  # fmt: skip
+    assert [s["over"] for found in [*seen, sessions()] for s in found] == [False] * 3 + [True]
+    assert seen[0][0]["command"] == "so"
+    assert seen[0][0]["notes"] == ["x"]
 
 
 def _wait(process, until):
@@ -326,6 +352,33 @@ def test_a_killed_study_goes_on_to_the_same_end(tmp_path):
         np.testing.assert_array_equal(a[name], b[name])
 
 
+def test_a_damaged_trial_is_its_own_failure_and_the_others_run(tmp_path):
+    from agalite.training.run import Run
+
+    trials = expand(catalogue.find("tmaze"), "smoke", tmp_path)
+    for trial in trials:
+        Run.create(trial.folder, work.config(trial).to_dict()).close()
+    (trials[0].folder / "config.json").write_text('{"format": ')
+    outcomes = runner.run(trials, quiet=True)
+    assert [o.state for o in outcomes] == ["failed", "finished"]
+    assert "config.json cannot be read" in outcomes[0].message
+    assert f"remove the folder {trials[0].folder} and run" in trials[0].failure()
+
+
+def test_damaged_checkpoints_come_with_the_way_out(tmp_path):
+    (trial,) = _tiny(tmp_path)
+    work.perform(trial)
+    (trial.folder / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    for path in (trial.folder / "checkpoints").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="is passed over"):
+        outcome = work.perform(trial)
+    assert outcome.state == "failed"
+    assert "are damaged" in outcome.message
+    assert f"remove the folder {trial.folder} and run the study again" in outcome.message
+
+
 def _tiny(out):
     study = catalogue.find("tmaze-sweep")
     return expand(study, "smoke", out, ["learning_rate=0.001"])
@@ -338,6 +391,25 @@ def test_a_run_that_somebody_else_writes_to_is_left_alone(tmp_path):
     with Run.create(trial.folder, work.config(trial).to_dict()):
         assert work.perform(trial).state == "busy"
     assert not trial.failure_path.exists()
+
+
+def test_a_study_that_somebody_else_runs_says_so(tmp_path, capsys):
+    from agalite.training.run import Run
+
+    (trial,) = expand(catalogue.find("tmaze-sweep"), "smoke", tmp_path, ["learning_rate=0.001"])
+    words = ["study", "run", "tmaze-sweep", "--only", "learning_rate=0.001", "--out", str(tmp_path)]
+    with Run.create(trial.folder, work.config(trial).to_dict()), pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "another process is running 1 trial of this study" in said
+    assert "1 trial: 1 half-finished" in said
+
+
+def test_a_stopped_trial_needs_no_reason(tmp_path, capsys):
+    trials = expand(small(), "smoke", tmp_path)
+    Board(trials).ended(work.Outcome(trials[0].name, "stopped", 0.0))
+    assert capsys.readouterr().err.splitlines()[0].endswith(f"stopped  {trials[0].name}  0 s")
 
 
 def test_progress_tells_how_far_and_how_long(tmp_path, capsys):
@@ -369,6 +441,27 @@ def test_bad_input_is_answered_with_what_exists(tmp_path, capsys):
         assert answer in capsys.readouterr().err, words
 
 
+def test_where_nothing_listens_there_is_no_cluster(tmp_path, capsys, monkeypatch):
+    """Ray itself is not needed for that, and not waited for."""
+    import socket
+
+    from agalite.training import cluster
+
+    monkeypatch.setattr(cluster, "_ANSWER", 0.2)
+    monkeypatch.setattr("agalite.studies.on_ray.import_ray", lambda: None)
+    out = ["--out", str(tmp_path)]
+    for address in ("127.0.0.1:1", "127.0.0.1:port", "127.0.0.1:99999"):
+        assert main(["study", "run", "cost", "--ray", address, *out]) == 2
+        said = capsys.readouterr().err
+        assert f"there is no cluster at {address} (" in said
+        assert "start one with `ray start --head`" in said
+    assert not list(tmp_path.iterdir())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster.require_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+    for address in ("auto", "ray://127.0.0.1:1"):
+        cluster.require_cluster(address)
+
+
 def test_list_names_every_study(capsys):
     assert main(["study", "list"]) == 0
     said = capsys.readouterr().out
@@ -394,3 +487,41 @@ def test_what_a_sweep_chose_is_used(tmp_path):
     trials = expand(catalogue.find("tmaze"), "smoke", tmp_path, chosen=json.loads(path.read_text()))
     rates = {t.levels["agent"]: work.asked(t)["agent"]["learning_rate"] for t in trials}
     assert rates == {"agalite": 0.007, "gru": 5e-4}
+
+
+def test_chosen_must_name_what_the_study_has(tmp_path, capsys, monkeypatch):
+    # JAX is awake in this process, and takes no other number of devices any more.
+    monkeypatch.setattr("agalite.studies.command.use_devices", lambda *_: None)
+    path = tmp_path / "chosen.json"
+    words = ["study", "run", "tmaze", "--chosen", str(path), "--out", str(tmp_path / "out")]
+    for chosen, answer in (
+        ({"gru": {"agent.learning_rat": 0.1}}, "setting='agent.learning_rat' is unknown; choose"),
+        ({"gru": {"learning_rate": 0.1}}, "agent.learning_rate"),
+        ({"rnn": {}}, "agent of study tmaze in chosen='rnn' is unknown; choose one of: agalite, "),
+    ):
+        files.write_json(path, chosen)
+        assert main(words) == 2, chosen
+        assert answer in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    files.write_json(path, {"gru": {}})
+    assert main(["study", "run", "cost", *words[3:]]) == 2
+    assert "study cost has no agents; run it without --chosen" in capsys.readouterr().err
+
+
+def test_agents_that_were_not_chosen_are_named_on_the_console_and_on_the_page(
+    tmp_path, capsys, monkeypatch
+):
+    agents = Factor("agent", {"one": {"r": 1}, "two": {"r": 2}})
+    monkeypatch.setattr(catalogue, "find", lambda _: small("few", agents, figures=()))
+    path = tmp_path / "chosen.json"
+    files.write_json(path, {"one": {"r": 4}})
+    words = ["study", "run", "few", "--chosen", str(path), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["agalite", *words])
+    assert main(words) == 0
+    note = f"{path} does not name two: default settings"
+    assert note in capsys.readouterr().err
+    assert main(["study", "report", "few", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "few/smoke/report.html").read_text()
+    assert note in page
+    # What to type to do it again is what was typed.
+    assert f"<pre>agalite {' '.join(words)}\nagalite study report few" in page

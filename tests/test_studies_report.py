@@ -1,7 +1,9 @@
 """Statistics, the paper's claims, and the page in a real browser. About 20 s."""
 
+import html
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -10,8 +12,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agalite.machine import commit
 from agalite.ops import delta_approximation
-from agalite.studies import approximation, claims, report, runner, selection, statistics
+from agalite.studies import approximation, catalogue, claims, report, runner, selection, statistics
 from agalite.studies.declaration import (
     Alike,
     Better,
@@ -158,6 +161,35 @@ def test_a_claim_about_another_scale_is_not_judged(tmp_path):
     assert verdict.word == "not tested at this scale"
 
 
+def test_a_claim_that_is_not_tested_says_why_and_shows_what_there_is(tmp_path):
+    def judged(points, test, **options):
+        (verdict,) = claims.judge(_results(tmp_path, points, test, **options))
+        assert verdict.word == "not tested at this scale"
+        return verdict
+
+    test = Better(a={"r": "4"}, b={"r": "1"})
+    verdict = judged([LOW, HIGH], test, scales=("paper", "smoke"))
+    assert verdict.why == "it is about the scales paper and smoke"
+    assert judged([LOW, HIGH], test, scales=("paper",)).why == "it is about scale paper"
+    assert judged([LOW], test).measured == ("4: 1 (0.925 to 1.08), 1: nothing finished",)
+    other = Better(a={"r": ("8", "16")}, b={"r": "4"})
+    assert judged([LOW], other).measured == (
+        "8/16: not part of this scale, 4: 1 (0.925 to 1.08)",
+    )  # fmt: skip
+    assert judged([], Between(a={"gate": "9"}, low=0, high=1)).measured == (
+        "9: nothing finished",
+    )  # fmt: skip
+
+
+def test_what_is_tested_stands_beside_what_we_measured(tmp_path):
+    ratio = Ratio(a={"r": "1"}, b={"r": "4"}, low=1.5, high=math.inf)
+    between = Between(a={"r": "4"}, low=0.8, high=1.2)
+    (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH], ratio, between))
+    assert verdict.measured[0].endswith("ratio 2; tested: at least 1.5")
+    assert verdict.measured[1].endswith("; tested: 0.8 to 1.2")
+    assert not any("within" in claim.says for claim in catalogue.find("cost").claims)
+
+
 def test_one_test_of_several_is_enough_to_disagree(tmp_path):
     good, bad = Better(a={"r": "4"}, b={"r": "1"}), Better(a={"r": "1"}, b={"r": "4"})
     (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH], good, bad))
@@ -286,3 +318,109 @@ def test_a_report_of_an_unfinished_study_says_so(tmp_path):
     runner.run(trials[:1], quiet=True)
     text = report.write(study, "smoke", tmp_path).read_text()
     assert "3 trials: 1 finished, 2 not begun." in text
+
+
+# Damaged files.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The smoke T-Maze study, of two trials: agents gru and agalite."""
+    out = tmp_path_factory.mktemp("trained")
+    runner.run(expand(catalogue.find("tmaze"), "smoke", out), quiet=True)
+    return out
+
+
+def _cut(path):
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+
+
+def _cut_lines(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("summary.json", _cut),
+        ("summary.json", lambda path: path.write_text("[]")),
+        ("summary.json", lambda path: path.write_text("{}")),
+        ("metrics.csv", _cut_lines),
+        ("metrics.csv", lambda path: path.write_text(path.read_text().replace(",", ";", 30))),
+        ("metrics.csv", lambda path: path.write_text(path.read_text().splitlines()[0] + "\n")),
+        ("metrics.csv", lambda path: path.write_text("")),
+        ("metrics.csv", lambda path: path.unlink()),
+        ("config.json", _cut),
+    ],
+)
+def test_a_damaged_trial_is_listed_and_the_page_is_written(name, harm, trained, tmp_path):
+    out = tmp_path / "studies"
+    shutil.copytree(trained, out)
+    study = catalogue.find("tmaze")
+    hurt, whole = expand(study, "smoke", out)
+    harm(hurt.folder / name)
+    text = html.unescape(report.write(study, "smoke", out).read_text())
+    assert "2 trials: 1 finished, 1 failed." in text
+    failures = text.split("<h2>Failures</h2>")[1].split("</table>")[0]
+    assert name in failures
+    assert f"remove the folder {hurt.folder} and run the study again" in failures
+    assert whole.name not in failures
+
+
+def test_a_damaged_measurement_is_not_finished_and_is_not_measured_over(tmp_path):
+    study = small()
+    trials = expand(study, "smoke", tmp_path)
+    runner.run(trials, quiet=True)
+    _cut(trials[0].rows_path)
+    assert [trial.state() for trial in trials] == ["failed", "finished", "finished"]
+    assert str(trials[0].rows_path) in trials[0].failure()
+    assert "3 trials: 2 finished, 1 failed." in report.write(study, "smoke", tmp_path).read_text()
+    (outcome,) = runner.run(trials, quiet=True)
+    assert outcome.state == "failed"
+    assert f"remove the folder {trials[0].folder}" in outcome.message
+    shutil.rmtree(trials[0].folder)
+    assert [o.state for o in runner.run(trials, quiet=True)] == ["finished"]
+    assert [trial.state() for trial in trials] == ["finished"] * 3
+
+
+def test_a_damaged_session_is_said_and_left_out(tmp_path):
+    study = small()
+    runner.run(expand(study, "smoke", tmp_path), quiet=True)
+    (session,) = (tmp_path / "small/smoke/sessions").iterdir()
+    _cut(session)
+    text = report.write(study, "smoke", tmp_path).read_text()
+    assert f"{session} cannot be read" in text
+
+
+def test_the_page_says_how_much_was_averaged_and_which_commit(trained):
+    text = report.write(catalogue.find("tmaze"), "smoke", trained).read_text()
+    table = load(catalogue.find("tmaze"), "smoke", trained)
+    fifth = table.points[0].summary["steps"] // 5
+    assert f"averaged over their last {fifth:,} steps" in text
+    assert "last 100K steps: standard error" in text
+    if commit():
+        assert f"<td>{commit()}</td>" in text
+        assert f"written at commit {commit()}" in text
+
+
+def test_intervals_are_explained_where_there_are_any(tmp_path, written):
+    assert "bootstrap intervals over repetitions" in written[2].read_text()
+    between = Between(a={"r": "1", "gate": "0.5"}, low=0.0, high=1.0)
+    study = small(
+        "exact", metrics=(Metric(column="error", name="error", exact=True),), base={},
+        claims=(Claim(says="It is", where="here", tests=(between,), scales=("smoke",)),),
+        scales={"smoke": Scale(seeds=1)},
+    )  # fmt: skip
+    runner.run(expand(study, "smoke", tmp_path), quiet=True)
+    assert "bootstrap intervals" not in report.write(study, "smoke", tmp_path).read_text()
+
+
+def test_a_sweep_states_its_rule(tmp_path):
+    study = small(
+        factors=(over("agent", "mode", ("good",)), over("r", "r", (1, 2))),
+        selection=Selection(("r",), ("agent",)),
+    )  # fmt: skip
+    runner.run(expand(study, "smoke", tmp_path), quiet=True)
+    text = report.write(study, "smoke", tmp_path).read_text()
+    assert "For each agent: the r with the lowest mean of error, over all seeds" in text

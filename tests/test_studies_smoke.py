@@ -8,7 +8,7 @@ import pytest
 
 from agalite.envs import ENVIRONMENTS, headless
 from agalite.studies import catalogue, report, runner
-from agalite.studies.trials import expand
+from agalite.studies.trials import counted, expand
 from browser import chromium, open_page
 
 
@@ -44,7 +44,7 @@ def test_a_study_runs_and_reports(name, out):
     assert [o.state for o in outcomes] == ["finished"] * len(trials), outcomes
     page = report.write(study, "smoke", out)
     text = page.read_text()
-    assert f"{len(trials)} trials: {len(trials)} finished." in text
+    assert f"{counted(len(trials), 'trial')}: {len(trials)} finished." in text
     assert text.count("<svg") == len(study.figures)
     assert len(list((page.parent / "figures").iterdir())) == len(study.figures)
     for claim in study.claims:

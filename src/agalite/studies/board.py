@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from agalite.studies.trials import Trial
+from agalite.studies.trials import Trial, counted
 from agalite.studies.work import Outcome, progress
 
 _PATIENCE = 30.0  # seconds between two plain lines
@@ -63,7 +63,8 @@ class Board:
             line = self._line()
         if self._quiet:
             return
-        how = "" if outcome.state == "finished" else f": {outcome.message}"
+        # Somebody who pressed Ctrl-C need not be told why.
+        how = f": {outcome.message}" if outcome.message else ""
         self._console.print(
             f"{outcome.state:>9}  {outcome.trial}  {outcome.seconds:.0f} s{how}", markup=False
         )
@@ -92,7 +93,10 @@ class Board:
         done = self._done()
         ended = sum(share >= 1 for share in self._shares.values())
         failed = sum(state == "failed" for state in self._states.values())
-        parts = [f"{ended} of {len(self._trials)} trials", f"{100 * done / self._total:.0f}%"]
+        parts = [
+            f"{ended} of {counted(len(self._trials), 'trial')}",
+            f"{100 * done / self._total:.0f}%",
+        ]
         if failed:
             parts.append(f"{failed} failed")
         rate = (done - self._before) / (time.monotonic() - self._began + 1e-9)

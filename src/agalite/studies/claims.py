@@ -40,7 +40,7 @@ def _judge(results: Results, claim: Claim) -> Verdict:
     if not claim.tests:
         return Verdict(claim, (), NOT_TESTED, "see the figure")
     if results.scale not in claim.scales:
-        return Verdict(claim, measured, NOT_TESTED, f"it is about scale {claim.scales[0]}")
+        return Verdict(claim, measured, NOT_TESTED, f"it is about {_scales(claim.scales)}")
     words = [word for _, word in found]
     if NOT_TESTED in words:
         return Verdict(claim, measured, NOT_TESTED, "trials are missing, or have one seed")
@@ -53,23 +53,23 @@ def _compare(results: Results, test: Test) -> tuple[str, str]:
     a = _known(results.values(test.a, metric.column))
     if isinstance(test, Between):
         if not len(a):
-            return f"{_name(test.a)}: nothing finished", NOT_TESTED
+            return _side(results, test.a, a), NOT_TESTED
         s = summarise(a)
-        words = f"{_name(test.a)}: {_number(a)}"
+        words = f"{_side(results, test.a, a)}; tested: {_limits(test.low, test.high)}"
         return words, _within(s.low, s.high, test.low, test.high, metric.exact or len(a) > 1)
     b = _known(results.values(test.b, metric.column))
+    words = f"{_side(results, test.a, a)}, {_side(results, test.b, b)}"
     if not len(a) or not len(b):
-        missing = _name(test.a if not len(a) else test.b)
-        return f"{missing}: nothing finished", NOT_TESTED
-    words = f"{_name(test.a)} {_number(a)}, {_name(test.b)} {_number(b)}"
+        return words, NOT_TESTED
     enough = metric.exact or (len(a) > 1 and len(b) > 1)
     if isinstance(test, Ratio):
         low, high = ratio_interval(a, b)
-        words += f"; ratio {a.mean() / b.mean():.4g}"
+        words += f"; ratio {a.mean() / b.mean():.4g}; tested: {_limits(test.low, test.high)}"
         return words, _within(low, high, test.low, test.high, enough)
     low, high = difference_interval(a, b)
     words += f"; difference {a.mean() - b.mean():+.3g} ({low:.3g} to {high:.3g})"
     if isinstance(test, Alike):
+        words += f"; tested: less than {test.within:g} apart"
         return words, _within(low, high, -test.within, test.within, enough)
     p = probability_of_improvement(a, b)
     better = p if metric.higher else 1 - p
@@ -93,6 +93,39 @@ def _within(low: float, high: float, least: float, most: float, enough: bool) ->
 
 def _known(values: np.ndarray) -> np.ndarray:
     return values[np.isfinite(values)]
+
+
+def _side(results: Results, levels: Select, values: np.ndarray) -> str:
+    """One side of a comparison: its number, or why there is none."""
+    if len(values):
+        return f"{_name(levels)}: {_number(values)}"
+    declared = _declared(results)
+    for factor, wanted in levels.items():
+        allowed = {wanted} if isinstance(wanted, str) else set(wanted)
+        # What is measured brings levels of its own, of which the declaration knows nothing.
+        if factor in declared and not allowed & declared[factor]:
+            return f"{_name(levels)}: not part of this scale"
+    return f"{_name(levels)}: nothing finished"
+
+
+def _declared(results: Results) -> dict[str, set[str]]:
+    """The levels that there are at this scale, by factor."""
+    found: dict[str, set[str]] = {}
+    for factor in results.study.factors_at(results.scale):
+        for label in factor.levels:
+            for name, part in factor.split(label).items():
+                found.setdefault(name, set()).add(part)
+    return found
+
+
+def _scales(names: tuple[str, ...]) -> str:
+    if len(names) == 1:
+        return f"scale {names[0]}"
+    return f"the scales {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _limits(low: float, high: float) -> str:
+    return f"at least {low:.4g}" if high == np.inf else f"{low:.4g} to {high:.4g}"
 
 
 def _name(levels: Select) -> str:

@@ -65,7 +65,7 @@ class Run:
         from agalite.studies import runner
         from agalite.studies.catalogue import find
         from agalite.studies.declaration import Measurement
-        from agalite.studies.trials import expand
+        from agalite.studies.trials import counted, expand, not_chosen
 
         study = find(self.name)
         errors.integer("jobs", self.jobs, minimum=1)
@@ -73,16 +73,22 @@ class Run:
         errors.number("gpus", self.gpus, minimum=0.0)
         if self.ray is not None and self.jobs != 1:
             raise ValueError(f"jobs={self.jobs} is for this machine alone; leave it out with ray")
-        trials = expand(
-            study, self.scale, self.out.absolute(), self.only, _chosen(self.chosen)
-        )  # fmt: skip
+        chosen = _chosen(self.chosen)
+        trials = expand(study, self.scale, self.out.absolute(), self.only, chosen)
+        notes = []
+        if left_out := not_chosen(trials, chosen):
+            notes.append(f"{self.chosen} does not name {', '.join(left_out)}: default settings")
         if self.jobs == 1 and self.ray is None:
             seeds = {trial.seeds for trial in trials if not isinstance(trial.work, Measurement)}
             if len(seeds) == 1:
                 use_devices(None, seeds.pop())
         print(f"{study.name} at scale {self.scale}: {_standing(trials)}", file=sys.stderr)
+        for note in notes:
+            print(note, file=sys.stderr)
         try:
-            outcomes = runner.run(trials, self._placement(), command=runner.command_line())
+            outcomes = runner.run(
+                trials, self._placement(), command=runner.command_line(), notes=notes
+            )
         except (Stopped, KeyboardInterrupt) as stopped:
             code = stopped.code if isinstance(stopped, Stopped) else 130
             print(
@@ -92,6 +98,12 @@ class Run:
             )
             raise SystemExit(code) from None
         print(f"{_standing(trials)}", file=sys.stderr)
+        if busy := sum(outcome.state == "busy" for outcome in outcomes):
+            print(
+                f"another process is running {counted(busy, 'trial')} of this study; to see how "
+                f"far: agalite study status {study.name} --scale {self.scale} --out {self.out}",
+                file=sys.stderr,
+            )
         print(f"agalite study report {study.name} --scale {self.scale} --out {self.out}")
         if any(outcome.state in ("failed", "busy") for outcome in outcomes):
             raise SystemExit(1)
@@ -171,11 +183,11 @@ def _chosen(path: Path | None) -> dict[str, Any] | None:
 
 def _standing(trials: Any) -> str:
     from agalite.studies.runner import count
-    from agalite.studies.trials import STATES
+    from agalite.studies.trials import STATES, counted
 
     counts = count(trials)
     words = ", ".join(f"{counts[state]} {state}" for state in STATES if state in counts)
-    return f"{len(trials)} trials: {words}"
+    return f"{counted(len(trials), 'trial')}: {words}"
 
 
 COMMANDS = {"list": List, "run": Run, "status": Status, "report": Report}

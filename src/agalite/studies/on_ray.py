@@ -12,7 +12,7 @@ from typing import Any
 from agalite.studies.placement import Begun
 from agalite.studies.trials import Trial
 from agalite.studies.work import Outcome, perform, record_failure
-from agalite.training.cluster import connect, import_ray, own_paths
+from agalite.training.cluster import connect, import_ray, own_paths, require_cluster
 
 _GLANCE = 0.5  # seconds between two looks at whether somebody wants us to stop
 _RETRIES = 20  # of one trial; nodes are lost, or taken away, often enough
@@ -24,6 +24,8 @@ class OnRay:
     """`address` is that of a cluster; "auto" finds one, or starts one on this machine."""
 
     def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        import_ray()
+        require_cluster(address)  # before anything is begun
         self._address = address
         self._resources = {"num_cpus": cpus, "num_gpus": gpus}
 

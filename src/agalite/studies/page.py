@@ -6,19 +6,21 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agalite.machine import commit
 from agalite.studies.board import in_words
 from agalite.studies.claims import Verdict
-from agalite.studies.declaration import Study
+from agalite.studies.declaration import Measurement, Study
 from agalite.studies.figures import Drawn
 from agalite.studies.results import Results
 from agalite.studies.selection import Choice
 from agalite.studies.statistics import probability_of_improvement, summarise
-from agalite.studies.trials import STATES
+from agalite.studies.trials import STATES, counted
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto;
-       padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; padding: 0 1rem;
+       width: fit-content; min-width: min(1100px, 100% - 2rem); max-width: calc(100% - 2rem); }
+p, figure, pre { max-width: 1100px; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 .faint { color: #666; } figure { margin: 1rem 0; overflow-x: auto; }
 figure svg { max-width: 100%; height: auto; } figcaption { color: #444; font-size: .9rem; }
@@ -76,8 +78,8 @@ def page(
         "<h2>Figures</h2>" if figures else "",
         *(f'<figure id="figure-{_e(d.name)}">{d.svg}<figcaption>{_e(d.title)}'
           f"{_shaded(study, d)}</figcaption></figure>" for d in figures),
-        _claims(verdicts),
-        _choices(choices),
+        _claims(results, verdicts),
+        _choices(study, choices),
         _numbers(results),
         _improvement(results),
         _failures(results),
@@ -95,13 +97,14 @@ def page(
 
 
 def _standing(results: Results) -> str:
-    states = [trial.state() for trial in results.trials]
+    states = [results.state(trial) for trial in results.trials]
     counts = {state: states.count(state) for state in STATES if states.count(state)}
     words = ", ".join(f"{n} {state}" for state, n in counts.items())
     seconds = sum(session["seconds"] for session in results.sessions)
     return (
-        f"<p>{len(states)} trials: {words}. Wall time of all sessions: {in_words(seconds)}.</p>"
-    )  # fmt: skip
+        f"<p>{counted(len(states), 'trial')}: {words}. "
+        f"Wall time of all sessions: {in_words(seconds)}.</p>"
+    )
 
 
 def _shaded(study: Study, figure: Drawn) -> str:
@@ -111,7 +114,7 @@ def _shaded(study: Study, figure: Drawn) -> str:
     return f"; lines are means over seeds, shaded is {what}."
 
 
-def _claims(verdicts: Sequence[Verdict]) -> str:
+def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     rows = []
@@ -124,17 +127,31 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
             _Cell(measured), _Cell(f'<span class="word {word}">{_e(v.word)}</span>{why}'),
         ])  # fmt: skip
     heads = ["what the paper says", "what we measured", "verdict"]
+    return "<h2>The paper's claims</h2>" + _table(heads, rows, "claims") + _intervals(results)
+
+
+def _intervals(results: Results) -> str:
+    """What the numbers in brackets are, where there are any: a count has none."""
+    inexact = [metric.column for metric in results.study.metrics if not metric.exact]
+    many = any(len(point.values.get(name, ())) > 1 for point in results.points for name in inexact)
+    if not many:
+        return ""
+    over = "repetitions" if isinstance(results.study.work, Measurement) else "seeds"
     return (
-        "<h2>The paper's claims</h2>"
-        + _table(heads, rows, "claims")
-        + '<p class="faint">Means with 95% bootstrap intervals over seeds. A claim is agreed or '
+        f'<p class="faint">Means with 95% bootstrap intervals over {over}. A claim is agreed or '
         "disagreed with only if the whole interval says so.</p>"
     )
 
 
-def _choices(choices: Sequence[Choice]) -> str:
-    if not choices:
+def _choices(study: Study, choices: Sequence[Choice]) -> str:
+    if not choices or study.selection is None:
         return ""
+    metric, rule = study.metrics[0], study.selection
+    words = (
+        f"For each {_listed(rule.within)}: the {_listed(rule.choose)} with the "
+        f"{'highest' if metric.higher else 'lowest'} mean of {metric.name}, over all seeds and all "
+        "other factors. A seed in which no episode ended makes a setting the last to be chosen."
+    )
     rows = [
         [_Cell(_e(", ".join(c.within.values()))),
          _Cell(_e(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
@@ -142,7 +159,12 @@ def _choices(choices: Sequence[Choice]) -> str:
         for c in choices
     ]  # fmt: skip
     heads = ["for", "chosen", "its mean", "of so many"]
-    return "<h2>What the sweep chooses</h2>" + _table(heads, rows, "choices")
+    return f"<h2>What the sweep chooses</h2><p>{_e(words)}</p>" + _table(heads, rows, "choices")
+
+
+def _listed(names: Sequence[str]) -> str:
+    words = [name.replace("_", " ") for name in names]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _numbers(results: Results) -> str:
@@ -156,7 +178,8 @@ def _numbers(results: Results) -> str:
     for metric in metrics:
         heads.append(metric.name)
         if not metric.exact:
-            heads += ["standard error", "95% interval", "interquartile mean"]
+            of = ("standard error", "95% interval", "interquartile mean")
+            heads += [f"{metric.name}: {what}" for what in of]
     facts = [f for f in ("steps", "parameters", "seconds")
              if any(p.summary.get(f) for p in results.points)]  # fmt: skip
     rows = []
@@ -176,7 +199,22 @@ def _numbers(results: Results) -> str:
             row += [_number(s.mean), _number(s.error), _Cell(interval, s.low), _number(s.middle)]
         row += [_number(point.summary.get(f)) for f in facts]
         rows.append(row)
-    return "<h2>Results</h2>" + _table([*heads, *facts], rows, "results")
+    return "<h2>Results</h2>" + _table([*heads, *facts], rows, "results") + _shortened(results)
+
+
+def _shortened(results: Results) -> str:
+    """Over how many steps was averaged, where the metric's name says more than the runs have."""
+    parts = []
+    for metric in results.study.metrics:
+        steps = {p.shortened[metric.column] for p in results.points if metric.column in p.shortened}
+        if steps:
+            low, high = min(steps), max(steps)
+            how_many = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            parts.append(
+                f'<p class="faint">{_e(metric.name)}: these runs are short, so it is averaged over '
+                f"their last {how_many} steps (never more than the last fifth of a run).</p>"
+            )
+    return "".join(parts)
 
 
 def _improvement(results: Results) -> str:
@@ -205,17 +243,17 @@ def _improvement(results: Results) -> str:
 
 
 def _failures(results: Results) -> str:
-    failed = [trial for trial in results.trials if trial.state() == "failed"]
+    failed = results.failures()
     if not failed:
         return ""
-    rows = [[_Cell(_e(trial.name)), _Cell(_e(trial.failure()))] for trial in failed]
+    rows = [[_Cell(_e(name)), _Cell(_e(why))] for name, why in failed.items()]
     return "<h2>Failures</h2>" + _table(["trial", "error"], rows, "failures")
 
 
 def _settings(results: Results) -> str:
     parts = []
     for trial in results.trials:
-        if trial.state() != "finished":
+        if results.state(trial) != "finished":
             continue
         path = trial.folder / "config.json"
         source = path if path.exists() else trial.rows_path
@@ -230,17 +268,29 @@ def _settings(results: Results) -> str:
 
 def _sessions(results: Results, commands: Sequence[str]) -> str:
     rows = [
-        [_Cell(_e(s["began"])), _Cell(f"<code>{_e(s['command'])}</code>"), _number(s["seconds"]),
-         _number(len(s["trials"])), _Cell(_e(_machine(s["machine"]))),
+        [_Cell(_e(s["began"])), _Cell(_command(s)), _number(s["seconds"]),
+         _number(len(s["trials"])), _Cell(_e(s.get("commit") or "")),
+         _Cell(_e(_machine(s["machine"]))),
          _Cell(_e(", ".join(f"{k} {v}" for k, v in s["versions"].items())))]
         for s in results.sessions
     ]  # fmt: skip
-    heads = ["began", "command", "seconds", "trials", "machine", "versions"]
+    heads = ["began", "command", "seconds", "trials", "commit", "machine", "versions"]
     again = "\n".join(commands)
+    now = commit()
+    by = f"<p>This page was written at commit {_e(now)} of agalite.</p>" if now else ""
     return (
-        f"<h2>How it was run</h2>{_table(heads, rows, 'sessions')}"
+        f"<h2>How it was run</h2>{_table(heads, rows, 'sessions')}{by}"
         f"<p>To do it again:</p><pre>{_e(again)}</pre>"
     )
+
+
+def _command(session: dict[str, Any]) -> str:
+    """With what a reader should know of it."""
+    notes = list(session.get("notes", ()))
+    if not session.get("over", True):
+        notes.append("at work, or killed: it has not written its end")
+    faint = "".join(f'<br><span class="faint">{_e(note)}</span>' for note in notes)
+    return f"<code>{_e(session['command'])}</code>{faint}"
 
 
 def _machine(facts: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from agalite.studies.claims import judge
 from agalite.studies.declaration import Study
 from agalite.studies.figures import draw
 from agalite.studies.page import page
-from agalite.studies.results import load
+from agalite.studies.results import Results, load
+from agalite.studies.runner import FROM_PYTHON
 from agalite.studies.selection import choose
 from agalite.studies.statistics import summarise
 
@@ -26,7 +27,8 @@ def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
     figures, verdicts, choices = draw(results), judge(results), choose(results)
     for figure in figures:
         files.write(folder / "figures" / f"{figure.name}.png", figure.png)
-    commands = [run_command(study, scale, out), report_command(study, scale, out)]
+    commands = [last_command(results) or run_command(study, scale, out),
+                report_command(study, scale, out)]  # fmt: skip
     text = page(results, figures, verdicts, choices, commands)
     files.write(folder / "report.html", text.encode())
     numbers = {
@@ -56,6 +58,13 @@ def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
     if choices and study.selection and study.selection.within == ("agent",):
         files.write_json(folder / "chosen.json", {c.within["agent"]: c.settings for c in choices})
     return folder / "report.html"
+
+
+def last_command(results: Results) -> str | None:
+    """What the last session was really started with, --chosen and --only included; None if there
+    is none, or it was started from Python."""
+    commands = [session["command"] for session in results.sessions]
+    return commands[-1] if commands and commands[-1] != FROM_PYTHON else None
 
 
 def run_command(study: Study, scale: str, out: Path) -> str:

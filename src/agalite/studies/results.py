@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from agalite.studies.declaration import Measurement, Metric, Select, Study
+from agalite.studies.declaration import Measurement, Metric, Select, Study, Training
 from agalite.studies.statistics import binned, last_steps
 from agalite.studies.trials import Trial, expand, home
 
 Values = Float[np.ndarray, " seeds"]
+
+_OF_A_SESSION = {"command", "began", "machine", "versions", "seconds", "trials"}
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Point:
     trials: list[Trial] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     """Of its runs: steps, parameters, seconds."""
+    shortened: dict[str, int] = field(default_factory=dict)
+    """Steps that were averaged over, by metric, where the run is too short for those declared."""
 
     @property
     def label(self) -> str:
@@ -40,6 +44,16 @@ class Results:
     trials: list[Trial]
     points: list[Point]
     sessions: list[dict[str, Any]]
+    damaged: dict[str, str] = field(default_factory=dict)
+    """What is wrong with files that could not be used, by the trial's (or the file's) name."""
+
+    def state(self, trial: Trial) -> str:
+        return "failed" if trial.name in self.damaged else trial.state()
+
+    def failures(self) -> dict[str, str]:
+        """Why trials failed, and which files could not be read, by name."""
+        found = {t.name: t.failure() for t in self.trials if t.state() == "failed"}
+        return {**found, **self.damaged}
 
     def select(self, levels: Select) -> list[Point]:
         return [point for point in self.points if _has(point, levels)]
@@ -94,14 +108,24 @@ class Results:
 
 def load(study: Study, scale: str, out: Path) -> Results:
     """Of the trials that are finished. Those made with other settings than declared (what a sweep
-    chose) are what they are: their folders say so."""
+    chose) are what they are: their folders say so. One whose files are damaged is left out."""
     trials = expand(study, scale, out)
     here = home(out, study, scale)
     points: dict[tuple[str, ...], Point] = {}
+    damaged: dict[str, str] = {}
     for trial in trials:
         if trial.state() != "finished":
             continue
-        for part in _read(trial, study.metrics):
+        try:
+            parts = _read(trial, study.metrics)
+        # Whatever strange contents lead to: one trial must not keep the page from being written.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            what = str(error) if isinstance(error, ValueError) else repr(error)
+            if str(trial.folder) not in what:
+                what = f"{trial.folder} cannot be read: {what}"
+            damaged[trial.name] = trial.mended_by(what)
+            continue
+        for part in parts:
             key = tuple(f"{k}={v}" for k, v in part.levels.items())
             if key not in points:
                 points[key] = part
@@ -109,9 +133,11 @@ def load(study: Study, scale: str, out: Path) -> Results:
             known = points[key]
             known.trials += part.trials
             for name, values in part.values.items():
-                known.values[name] = np.concatenate([known.values[name], values])
+                before = known.values.get(name, np.zeros(0))
+                known.values[name] = np.concatenate([before, values])
             known.summary["seconds"] = known.summary.get("seconds", 0) + part.summary["seconds"]
-    return Results(study, scale, here, trials, list(points.values()), _sessions(here))
+    sessions = _sessions(here, damaged)
+    return Results(study, scale, here, trials, list(points.values()), sessions, damaged)
 
 
 def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
@@ -132,7 +158,14 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
 
     summary = Run.open(trial.folder).read_summary() or {}
     table = read_metrics(trial.folder)
-    values = {}
+    if isinstance(trial.work, Training):
+        reached = int(table["step"].max(initial=0))
+        if reached != summary["steps"]:
+            raise ValueError(
+                f"{trial.folder / 'metrics.csv'} ends at step {reached:,}, the run at "
+                f"{summary['steps']:,}"
+            )
+    values, shortened = {}, {}
     for metric in metrics:
         if metric.column.startswith("summary:"):
             found = summary[metric.column.removeprefix("summary:")]
@@ -141,12 +174,14 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
             longest = max(1, int(table["step"].max()) // 5)
             last = longest if metric.last is None else min(metric.last, longest)
             values[metric.column] = last_steps(table, metric.column, last)
+            if metric.last is not None and last < metric.last:
+                shortened[metric.column] = last
     facts = {
         "steps": summary.get("steps"),
         "parameters": summary.get("parameters"),
         "seconds": summary.get("seconds_of_this_session", 0.0),
     }
-    return [Point(dict(trial.levels), values, [trial], facts)]
+    return [Point(dict(trial.levels), values, [trial], facts, shortened)]
 
 
 def _has(point: Point, levels: Mapping[str, str | tuple[str, ...]]) -> bool:
@@ -165,5 +200,17 @@ def _header(path: Path) -> list[str]:
         return []
 
 
-def _sessions(here: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(here.glob("sessions/*.json"))]
+def _sessions(here: Path, damaged: dict[str, str]) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(here.glob("sessions/*.json")):
+        try:
+            session = json.loads(path.read_text())
+            missing = _OF_A_SESSION - session.keys()
+        except (OSError, ValueError, AttributeError) as error:
+            damaged[path.name] = f"{path} cannot be read: {error}; remove it"
+            continue
+        if missing:
+            damaged[path.name] = f"{path} has no {', '.join(sorted(missing))}; remove it"
+            continue
+        found.append(session)
+    return found

@@ -12,31 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from agalite import files
-from agalite.machine import processor, versions
+from agalite.machine import commit, processor, versions
 from agalite.process import Stopped
 from agalite.studies.board import Board
 from agalite.studies.placement import Here, Placement
-from agalite.studies.trials import Trial
+from agalite.studies.trials import Damaged, Trial
 from agalite.studies.work import Outcome, check
 
+FROM_PYTHON = "from Python"
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "gymnax", "craftax", "ray")
 
 
 def run(
     trials: Sequence[Trial], placement: Placement | None = None, *, quiet: bool = False,
-    command: str | None = None,
+    command: str | None = None, notes: Sequence[str] = (),
 ) -> list[Outcome]:  # fmt: skip
     """Runs all that is not finished; the outcomes of this session.
 
-    `command` is what the report says was typed. Raises `Stopped` when somebody asked to stop, with
-    every run saved.
+    `command` is what the report says was typed, `notes` what else it should say. Raises `Stopped`
+    when somebody asked to stop, with every run saved.
     """
     for trial in trials:
-        check(trial)  # before anything is begun
+        # Before anything is begun. One damaged folder is that trial's failure, recorded when its
+        # turn comes, and no reason to keep the others waiting.
+        with contextlib.suppress(Damaged):
+            check(trial)
     left = [trial for trial in trials if trial.state() != "finished"]
     if not left:
         return []
-    session = _Session(left[0].home, command)
+    session = _Session(left[0].home, command, notes)
     outcomes: list[Outcome] = []
     stopped = 0
     with Board(trials, quiet=quiet) as board:
@@ -48,8 +52,7 @@ def run(
                     board.ended(outcome)
                     session.write(outcomes)
         finally:
-            if outcomes:
-                session.write(outcomes, over=True)
+            session.write(outcomes, over=True)
     if stopped:
         raise Stopped(stopped)
     return outcomes
@@ -68,7 +71,7 @@ def command_line() -> str:
 class _Session:
     """A file of its own for every `study run`: several may run side by side."""
 
-    def __init__(self, home: Path, command: str | None) -> None:
+    def __init__(self, home: Path, command: str | None, notes: Sequence[str]) -> None:
         folder = home / "sessions"
         folder.mkdir(parents=True, exist_ok=True)
         part = time.time_ns() // 1000 % 10**6  # one process may run several in a second
@@ -76,11 +79,14 @@ class _Session:
         self._path = folder / f"{now}-{platform.node()}-{os.getpid()}.json"
         self._began = time.monotonic()
         self._facts: dict[str, Any] = {
-            "command": command or "from Python",
+            "command": command or FROM_PYTHON,
             "began": time.strftime("%Y-%m-%d %H:%M:%S"),
             "machine": machine(),
             "versions": versions(_PACKAGES),
+            "commit": commit(),
+            "notes": list(notes),
         }
+        self.write([])  # now: a process that is killed writes nothing any more
 
     def write(self, outcomes: Sequence[Outcome], *, over: bool = False) -> None:
         files.write_json(

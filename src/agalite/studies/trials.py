@@ -25,6 +25,10 @@ from agalite.studies.sizes import size
 STATES = ("finished", "half-finished", "failed", "not begun")
 
 
+class Damaged(ValueError):
+    """Files of one trial that cannot be used: no reason to stop the others."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One setting with seeds `first` to `first + seeds - 1`."""
@@ -55,19 +59,57 @@ class Trial:
         """Of work, to weigh trials by."""
         return int(self.settings.get("steps", 1)) * self.seeds
 
+    @property
+    def end_path(self) -> Path:
+        """The file that is written last: where it is, the trial has ended."""
+        return self.rows_path if isinstance(self.work, Measurement) else (
+            self.folder / "summary.json")  # fmt: skip
+
     def state(self) -> str:
-        ended = "rows.json" if isinstance(self.work, Measurement) else "summary.json"
-        if (self.folder / ended).exists():
-            return "finished"
+        if self.end_path.exists():
+            return "failed" if self.damage() else "finished"
         if self.failure_path.exists():
             return "failed"
         return "half-finished" if (self.folder / "config.json").exists() else "not begun"
 
     def failure(self) -> str:
+        """Why it failed; empty if it did not."""
+        if damage := self.damage():
+            return damage
         try:
-            return json.loads(self.failure_path.read_text())["error"]
+            return str(json.loads(self.failure_path.read_text())["error"])
         except FileNotFoundError:
             return ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"why is not known: {self.failure_path} cannot be read"
+
+    def damage(self) -> str:
+        """What is wrong with the files of a trial that has ended, as far as a glance shows (the
+        report reads all of them); empty if nothing is, or if it has not ended."""
+        try:
+            found = json.loads(self.end_path.read_text())
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            return self.mended_by(f"{self.end_path} cannot be read: {error}")
+        measured = isinstance(self.work, Measurement)
+        needed = {"rows", "asked", "seconds"} if measured else {"steps"}
+        if not isinstance(found, dict) or not needed <= found.keys():
+            return self.mended_by(f"{self.end_path} is not what a finished trial writes")
+        for name in () if measured else ("config.json", "metrics.csv"):
+            path = self.folder / name
+            if not path.exists() or not path.stat().st_size:
+                return self.mended_by(f"{path} is {'empty' if path.exists() else 'missing'}")
+        return ""
+
+    def mended_by(self, what: str) -> str:
+        """What is wrong, with the way out."""
+        return f"{what}; remove the folder {self.folder} and run the study again"
+
+
+def counted(n: int, what: str) -> str:
+    """ "1 trial", "2,000 trials"."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def home(out: Path, study: Study, scale: str) -> Path:
@@ -84,6 +126,11 @@ def expand(
     """
     at, factors = study.at(scale), study.factors_at(scale)
     wanted = _wanted(study, scale, only)
+    for agent in chosen or {}:
+        # At any scale: what the paper's sweep chose may be tried out at a smaller one.
+        if not (known := _agents(study)):
+            raise ValueError(f"study {study.name} has no agents; run it without --chosen")
+        errors.one_of(f"agent of study {study.name} in chosen", agent, known)
     trials = []
     for labels in itertools.product(*(factor.levels for factor in factors)):
         levels: dict[str, str] = {}
@@ -100,6 +147,23 @@ def expand(
             settings = {**study.base, **at.changes, **size(at.size, memory), **changes}
         trials += _with_seeds(study, scale, out, levels, settings)
     return trials
+
+
+def not_chosen(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:
+    """The agents whose settings stay as declared, though others were given what a sweep chose."""
+    if chosen is None:
+        return []
+    agents = dict.fromkeys(trial.levels["agent"] for trial in trials if "agent" in trial.levels)
+    return [agent for agent in agents if agent not in chosen]
+
+
+def _agents(study: Study) -> list[str]:
+    """At all scales together."""
+    found: dict[str, None] = {}
+    for factor in (*study.factors, *(f for at in study.scales.values() for f in at.factors)):
+        for label in factor.levels:
+            found.update(dict.fromkeys([factor.split(label).get("agent", "")]))
+    return [agent for agent in found if agent]
 
 
 def _with_seeds(

@@ -15,7 +15,7 @@ from typing import Any
 from agalite import errors, files
 from agalite.process import Stopped
 from agalite.studies.declaration import Measurement, Supervised
-from agalite.studies.trials import Trial
+from agalite.studies.trials import Damaged, Trial
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ def asked(trial: Trial) -> dict[str, Any]:
 
 
 def stored(trial: Trial) -> dict[str, Any] | None:
-    """What the trial's folder was made with, if it is there."""
+    """What the trial's folder was made with, if it is there. Raises `Damaged` where that cannot be
+    known."""
+    if why := trial.damage():
+        raise Damaged(why)
     if isinstance(trial.work, Measurement):
         try:
             return json.loads(trial.rows_path.read_text())["asked"]
@@ -91,7 +94,11 @@ def stored(trial: Trial) -> dict[str, Any] | None:
         return None
     from agalite.training.run import Run
 
-    return {k: v for k, v in Run.open(trial.folder).asked.items() if k != "data_sha256"}
+    try:
+        run = Run.open(trial.folder)
+    except ValueError as error:
+        raise Damaged(trial.mended_by(str(error))) from error
+    return {k: v for k, v in run.asked.items() if k != "data_sha256"}
 
 
 def check(trial: Trial) -> None:
@@ -125,6 +132,7 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     env, memory = str(nested["env"]), str(nested.setdefault("memory", "agalite"))
     errors.one_of("memory", memory, MODELS)
     start = preset(preset_name, env, memory)
+    _require_known(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
     agent = dataclasses.replace(start.pop("agent"), **nested.pop("agent", {}))
     options = {**start.pop("memory_options", {}), **nested.pop("memory_options", {})}
     values = {**start, **nested, "memory_options": options, "agent": agent}
@@ -135,10 +143,24 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     return TrainConfig(**values, seeds=seeds)
 
 
+def _require_known(flat: Mapping[str, Any], kind: type, agent: Any = None) -> None:
+    """Settings come from files too (a sweep's chosen.json), and a wrong name must say so. What is
+    an option of a memory model or of an environment, that one knows best."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    free = sorted(names & {"memory_options", "env_options"})
+    known = [*(names - {*free, "agent"}), *(f"{name}.OPTION" for name in free)]
+    if agent is not None:
+        known += [f"agent.{f.name}" for f in dataclasses.fields(agent)]
+    for name in flat:
+        if not name.startswith(tuple(f"{x}." for x in free)):
+            errors.one_of("setting", name, known)
+
+
 def _supervised(preset_name: str, flat: dict[str, Any]) -> Any:
     from agalite.supervised.config import LRAConfig, preset
     from agalite.supervised.data import DataConfig
 
+    _require_known(flat, LRAConfig)
     nested = nest(flat)
     memory = str(nested.get("memory", "agalite"))
     limit = DataConfig(
@@ -188,12 +210,17 @@ def _perform(trial: Trial) -> None:
     if isinstance(trial.work, Measurement):
         _measure(trial, trial.work)
         return
+    from agalite.training.checkpoint import AllDamaged
+
     if isinstance(trial.work, Supervised):
         from agalite.supervised.train import resume, train
     else:
         from agalite.training.train import resume, train
     if (trial.folder / "config.json").exists():
-        resume(trial.folder, quiet=True)
+        try:
+            resume(trial.folder, quiet=True)
+        except AllDamaged as error:
+            raise Damaged(trial.mended_by(str(error))) from error
     else:
         train(config(trial), trial.folder, quiet=True)
 

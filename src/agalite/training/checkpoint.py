@@ -46,6 +46,10 @@ class _Place(NamedTuple):
     folder: Path
 
 
+class AllDamaged(ValueError):
+    """There are checkpoints, and none can be used."""
+
+
 class _Damaged(ValueError):
     pass
 
@@ -113,7 +117,7 @@ class Checkpoints:
                              f"steps there are: {steps}")  # fmt: skip
         if damaged:
             reasons = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
-            raise ValueError(f"all checkpoints in {self._folder} are damaged: {reasons}")
+            raise AllDamaged(f"all checkpoints in {self._folder} are damaged: {reasons}")
         raise FileNotFoundError(f"there is no checkpoint in {self._folder}")
 
     def steps(self) -> list[int]:

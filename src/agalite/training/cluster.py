@@ -7,6 +7,7 @@ rollouts with it that it was in, and another takes its place, wherever there is 
 """
 
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from agalite.training.network import Network
 from agalite.training.trajectory import Delivery, Trajectory
 
 _AHEAD = 2  # deliveries that an actor is asked for before the first has come
+_ANSWER = 5.0  # seconds until a cluster must have answered
 _PATIENCE = 300.0  # seconds until the first actor must have found a place and made its environments
 
 
@@ -230,15 +232,43 @@ def import_ray() -> Any:
     return ray
 
 
+def require_cluster(address: str) -> None:
+    """Refuses HOST:PORT where nothing listens: Ray would try again for ever, with its own warnings.
+
+    "auto" and ray://... are left to Ray, which knows better what they are.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address:
+        return
+    deadline = time.monotonic() + _ANSWER
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER):
+                return
+        except (OSError, ValueError, OverflowError) as error:  # refused; no name; no number
+            # A head that was started a moment ago may not listen yet.
+            refused = isinstance(error, ConnectionRefusedError)
+            if not refused or time.monotonic() > deadline:
+                raise ValueError(
+                    f"ray={address!r}: there is no cluster at {address} ({error}); start one with "
+                    "`ray start --head`, or use auto"
+                ) from error
+        time.sleep(0.5)
+
+
 def connect(ray: Any, address: str) -> bool:
     """Whether a connection was made here, to be closed by us."""
     if ray.is_initialized():
         return False
+    require_cluster(address)
     quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     try:
         ray.init(address=address, **{k: v for k, v in quiet.items() if k != "include_dashboard"})
     except ConnectionError as error:
         if address != "auto":
-            raise ValueError(f"ray={address!r}: there is no cluster to be reached") from error
+            raise ValueError(
+                f"ray={address!r}: there is no cluster at {address}; start one with "
+                "`ray start --head`"
+            ) from error
         ray.init(**quiet)
     return True

@@ -28,8 +28,7 @@ def _claim(what: str, column: str, value: float, where: str) -> Claim:
     words = "fewer operations" if column == "operations" else "less space"
     levels = {"comparison": what, "counted": "line by line"}
     return Claim(
-        says=f"{what}: for a single head roughly {value:g} times {words} (within "
-             f"{_WITHIN[column]:.1%}).",
+        says=f"{what}: for a single head roughly {value:g} times {words}.",
         where=where,
         tests=(
             Between(a=levels, low=(1 - _WITHIN[column]) * value,
