@@ -9,9 +9,10 @@ reads what the left half wrote through one small matrix product. Above the tree,
 steps pass on C and s.
 
 Inside the tree chunks know nothing of each other, so all chunks of a few lanes go through it at
-once, and groups of lanes take turns. The gradient keeps the scores of the small products and what
-was read, and rebuilds everything else, the states between chunks too. What is kept grows as
-T * (CHUNK + V) a lane; the group at work needs T * K + (T / CHUNK) * V * K for each of its lanes.
+once; groups of lanes, and segments of a long sequence, take turns. The gradient keeps the scores of
+the small products and what was read, and rebuilds everything else, the states between chunks too.
+What is kept grows as T * (CHUNK + V) a lane; the group at work needs K + V * K / CHUNK for each
+step of a segment of each of its lanes.
 """
 
 from functools import partial
@@ -39,6 +40,7 @@ from agalite.ops.lanes import batched_as_lanes, into_chunks, out_of_chunks, pad_
 
 CHUNK = 64
 _UNGATED_CHUNK = 32
+_SEGMENT = 256  # steps of which all chunks are taken at once; longer sequences come in several
 _GROUP_BYTES = 2**20  # of one K-wide array: as many lanes at a time as the caches hold
 
 
@@ -66,8 +68,12 @@ def attend(epsilon: float, start: Matrix, inputs: Inputs) -> tuple[Matrix, Array
     The first axis of `start` and the second of `inputs` are lanes: heads, and under `vmap` the
     batch too.
     """
-    result: Any = _attend(epsilon, start, inputs)
-    return result
+    steps = inputs.v.shape[0]
+    if steps <= _SEGMENT:
+        return _attend(epsilon, start, inputs)
+    segments, _ = into_chunks(inputs, _SEGMENT)
+    last, out = lax.scan(partial(_attend, epsilon), start, segments)
+    return last, out_of_chunks(out, steps)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
