@@ -16,7 +16,9 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array
 
 
-def batched_as_lanes(function: Callable[..., Any], lane_axes: tuple[Any, ...], out_axes: Any):
+def batched_as_lanes(
+    function: Callable[..., Any], lane_axes: tuple[Any, ...], out_axes: Any
+) -> Callable[..., Any]:
     """`function(*args)` whose `vmap` merges the batch into each argument's lane axis.
 
     lane_axes, out_axes: for each argument, and for the result, the position of the lane axis: an
