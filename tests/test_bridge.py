@@ -520,6 +520,18 @@ def test_a_failure_in_this_process_is_the_same_error() -> None:
     assert type(caught.value.__cause__).__name__ == "Odd"
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+def test_workers_stand_back_from_whoever_acts_for_them() -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    with at_most(300):
+        vector = from_gymnasium(failing("never"), 2, seed=0, asynchronous=True)
+        vector.reset()
+        for process in vector._envs.processes:
+            assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) > ours
+        vector.close()
+
+
 def test_a_worker_killed_from_outside() -> None:
     with at_most(300):
         vector = from_gymnasium(failing("never"), 2, seed=0, asynchronous=True)

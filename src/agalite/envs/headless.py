@@ -28,6 +28,9 @@ def choose() -> None:
     """
     # dm_control would draw with OSMesa in a thread, which is gone before it is asked to clean up.
     os.environ.setdefault("DISABLE_RENDER_THREAD_OFFLOADING", "1")
+    # Mesa without a GPU draws with as many threads as there are cores; a frame of 64 x 64 is drawn
+    # sooner by the one that asks for it, and the other cores have environments of their own.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     if os.environ.get(VARIABLE) or sys.platform != "linux" or _DRAWS in sys.modules:
         return
     reasons = {}

@@ -194,8 +194,11 @@ def _away(
             return StandIn()
         # Ctrl-C goes to every process of a terminal; the parent ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Whoever acts for all of them must not queue for a core behind one of them.
+        # Whoever acts for all of them must not queue for a core behind one of them, nor lose its
+        # own core to the first that it wakes before the others have their actions.
         os.nice(_NICE)
+        if hasattr(os, "SCHED_BATCH"):  # Linux
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         file = open(os.path.join(traces, str(os.getpid())), "w")  # noqa: SIM115 - for ever
         faulthandler.register(signal.SIGUSR1, file=file)
         return build()
