@@ -147,12 +147,14 @@ def test_new_weights_come_between_sequences_and_caches_with_them():
     first = next(deliveries).trajectories
     parameters.publish(5, new)
     second = next(deliveries).trajectories  # the other group: in the middle of its last sequence
-    third = next(deliveries).trajectories
+    third = next(deliveries).trajectories  # had begun before the first was handed over
+    fourth = next(deliveries).trajectories
     playing.close()
     assert [t.versions.tolist() for t in first] == [[0, 0]] * 2
     assert [t.versions.tolist() for t in second] == [[0, 0]] * 2
-    assert [t.versions.tolist() for t in third] == [[5, 5]] * 2
-    rollout, starts, _ = stack(third)
+    assert [t.versions.tolist() for t in third] == [[0, 5]] * 2
+    assert [t.versions.tolist() for t in fourth] == [[5, 5]] * 2
+    rollout, starts, _ = stack(fourth)
     batch = into_sequences(rollout, starts, np.zeros_like(rollout.rewards), 6)
     again = eqx.filter_jit(recompute)
     np.testing.assert_allclose(

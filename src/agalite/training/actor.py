@@ -7,8 +7,9 @@ other's have answered, so that neither waits for the other:
     group 1        look  step ......  look  step ......  look
 
 Weights are exchanged between sequences, never inside one, and what the memory has cached is made
-anew for them. An environment that fails costs the rollout that it was in and nothing else: the
-other environments of its group go on, and it joins them again with the next rollout.
+anew for them. A group is sent on before its last rollout is handed over. An environment that fails
+costs the rollout that it was in and nothing else: the other environments of its group go on, and it
+joins them again with the next rollout.
 
 This is the only actor there is. A thread runs it on one machine (`local.py`), an actor of Ray on
 many (`cluster.py`).
@@ -22,14 +23,13 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from agalite.agents.rollout import Rollout
 from agalite.envs import registry
 from agalite.envs.bridge import GymnasiumVector
 from agalite.training.config import HostConfig
 from agalite.training.exchange import Parameters
-from agalite.training.group import Faults, Group, Received, split
+from agalite.training.group import Faults, Group, split
 from agalite.training.network import Network
-from agalite.training.trajectory import Delivery, Trajectory, merge
+from agalite.training.trajectory import Delivery, Handover, Notes
 
 
 def make_worker(config: HostConfig, seed: int, **more: Any) -> GymnasiumVector:
@@ -110,19 +110,24 @@ class Actor:
                     stalled += time.perf_counter() - last
                 track.receive()
                 last = time.perf_counter()
-                if track.whole:
-                    trajectories, episodes, lost = track.hand_over()
+                finished = track.set_aside() if track.whole else None
+                if not alone:
+                    # Environments go on before anything is written down of what they did.
+                    track.look()
+                    if not following[track].group.ready():
+                        last = time.perf_counter()
+                    track.send()
+                if finished is not None:
+                    trajectories, episodes, lost = finished()
                     now = time.perf_counter()
                     yield Delivery(
                         trajectories, episodes, lost, self._faults.count - faults, stalled,
                         now - began,
                     )  # fmt: skip
                     faults, stalled, began = self._faults.count, 0.0, now
-                track.look()
-                if not alone and not following[track].group.ready():
-                    last = time.perf_counter()
-                track.send()
-                if alone:
+                if alone:  # the learner comes first: the next look is with what it learned
+                    track.look()
+                    track.send()
                     stalled += time.perf_counter() - last
 
     def stop(self) -> None:
@@ -149,11 +154,11 @@ class _Track:
         self._weights = network.prepare(weights)
         self._memory = network.initial_memory(weights, group.count)
         self._acted = 0
-        self._clear()
+        self._notes = Notes(group.count)
 
     @property
     def whole(self) -> bool:
-        return self._t == self._steps
+        return len(self._notes.answers) == self._steps
 
     def begin(self) -> None:
         self._obs = _narrow(self.group.reset())
@@ -161,10 +166,11 @@ class _Track:
 
     def look(self) -> None:
         """Decide what to do about the observations, and wait for the decision."""
-        if self._t % self._length == 0:
+        notes = self._notes
+        if len(notes.answers) % self._length == 0:
             self._exchange_weights()
-            self._starts.append(self._memory)
-            self._versions.append(self._version)
+            notes.starts.append(self._memory)
+            notes.versions.append(self._version)
         acted = self._network.act(
             self._weights, self._memory, self._obs, self._resets, self._key,
             np.uint32(self._acted % 2**32),
@@ -172,7 +178,7 @@ class _Track:
         self._acted += 1
         self._memory = acted.memory
         self._actions = np.asarray(acted.actions)
-        self._rows.append((self._obs, self._resets, acted.sampled, acted.log_probs, acted.values))
+        notes.looks.append((self._obs, self._resets, acted.sampled, acted.log_probs, acted.values))
 
     def send(self) -> None:
         """Let the environments go on."""
@@ -181,52 +187,21 @@ class _Track:
     def receive(self) -> None:
         """Wait for the environments and write down what they did."""
         got = self.group.receive()
-        self._torn |= got.torn
         ends = got.terminated | got.truncated
         after = np.zeros(self.group.count, np.float32)
         if got.truncated.any():
             final = self._expect(_narrow(got.final), np.zeros(self.group.count, bool))
             after[got.truncated] = final[got.truncated]
-        self._answers.append((got.rewards, ends, after))
-        self._count_episodes(got, ends & ~got.torn)
+        self._notes.answers.append((got.rewards, ends, after))
+        self._notes.count(got.charts, ends, got.torn)
         self._obs, self._resets = _narrow(got.obs), ends
-        self._t += 1
 
-    def hand_over(self) -> tuple[list[Trajectory], dict[str, tuple[float, int]], int]:
-        """The rollouts of all environments that came through it, and how many did not."""
-        obs, resets, sampled, log_probs, values = _stack(self._rows)
-        rewards, ends, after = _stack(self._answers)
+    def set_aside(self) -> Callable[[], Handover]:
+        """Room for the next rollout. What it gives makes the last one ready to be handed over."""
+        notes, seen = self._notes, (self._weights, self._memory, self._obs, self._resets)
+        self._notes = Notes(self.group.count)
         # What follows the last step is seen but not yet remembered: the next rollout begins so.
-        last = self._expect(self._obs, self._resets)
-        following = np.concatenate([values[1:], last[None]])
-        next_values = np.where(ends, after, following)
-        columns = (obs, resets, sampled, log_probs, values, rewards, ends, next_values)
-        starts = jax.tree.map(lambda *rows: np.stack([np.asarray(x) for x in rows]), *self._starts)
-        versions = np.array(self._versions)
-
-        def of(x: Any, b: Any) -> Any:
-            return np.ascontiguousarray(x[:, b])
-
-        trajectories = [
-            Trajectory(
-                Rollout(*(of(x, b) for x in columns)),
-                jax.tree.map(lambda x, b=b: of(x, b), starts),
-                versions,
-            )
-            for b in np.flatnonzero(~self._torn)
-        ]
-        episodes, lost = self._episodes, int(self._torn.sum())
-        self._clear()
-        return trajectories, episodes, lost
-
-    def _clear(self) -> None:
-        self._t = 0
-        self._rows: list[tuple[Any, ...]] = []
-        self._answers: list[tuple[np.ndarray, ...]] = []
-        self._starts: list[Any] = []
-        self._versions: list[int] = []
-        self._torn = np.zeros(self.group.count, bool)
-        self._episodes: dict[str, tuple[float, int]] = {}
+        return lambda: notes.handover(np.asarray(self._network.expect(*seen)))
 
     def _exchange_weights(self) -> None:
         version, weights = self._parameters.latest
@@ -236,19 +211,6 @@ class _Track:
 
     def _expect(self, obs: np.ndarray, resets: Bool[np.ndarray, " B"]) -> np.ndarray:
         return np.asarray(self._network.expect(self._weights, self._memory, obs, resets))
-
-    def _count_episodes(self, got: Received, ended: Bool[np.ndarray, " B"]) -> None:
-        counted = {}
-        for name, values in got.charts.items():
-            told = ended & ~np.isnan(values)
-            # Also where none ended: the names must be known before the first row of metrics.
-            counted[name] = (float(values[told].sum()), int(told.sum()))
-        self._episodes = merge(self._episodes, counted)
-
-
-def _stack(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
-    """Tuples of arrays (...), one for each step, as arrays (T, ...)."""
-    return [np.stack([np.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
 
 
 def _narrow(obs: np.ndarray) -> np.ndarray:

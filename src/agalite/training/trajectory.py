@@ -1,10 +1,10 @@
 """What actors hand to the learner: whole rollouts, one environment at a time, never torn."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Int, PyTree, Shaped
+from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
 from agalite.agents.rollout import Rollout
 
@@ -17,6 +17,64 @@ class Trajectory(NamedTuple):
     starts: PyTree[Shaped[np.ndarray, "N ..."]]
     versions: Int[np.ndarray, " N"]
     """How many updates the weights had seen that acted; they change between sequences only."""
+
+
+class Handover(NamedTuple):
+    trajectories: list[Trajectory]
+    """Of all environments that came through their rollout."""
+    episodes: dict[str, tuple[float, int]]
+    """As in `Delivery`."""
+    lost: int
+    """How many did not come through it."""
+
+
+class Notes:
+    """A rollout of B environments while it is being made."""
+
+    def __init__(self, count: int) -> None:
+        self.looks: list[tuple[Any, ...]] = []
+        """For each step: observations, resets, what the policy drew, log-probabilities, values."""
+        self.answers: list[tuple[np.ndarray, ...]] = []
+        """For each step: rewards, ends, values of final observations where one was cut off."""
+        self.starts: list[Any] = []
+        self.versions: list[int] = []
+        self._torn = np.zeros(count, bool)
+        self._episodes: dict[str, tuple[float, int]] = {}
+
+    def count(
+        self, charts: dict[str, Float[np.ndarray, " B"]], ends: Bool[np.ndarray, " B"],
+        torn: Bool[np.ndarray, " B"],
+    ) -> None:  # fmt: skip
+        """Take down what a step says of episodes; those that a fault ended do not count."""
+        self._torn |= torn
+        counted = {}
+        for name, values in charts.items():
+            told = ends & ~torn & ~np.isnan(values)
+            # Also where none ended: the names must be known before the first row of metrics.
+            counted[name] = (float(values[told].sum()), int(told.sum()))
+        self._episodes = merge(self._episodes, counted)
+
+    def handover(self, last: Float[np.ndarray, " B"]) -> Handover:
+        """`last`: what the critic says to the observations after the last step."""
+        obs, resets, sampled, log_probs, values = _stack(self.looks)
+        rewards, ends, after = _stack(self.answers)
+        next_values = np.where(ends, after, np.concatenate([values[1:], last[None]]))
+        columns = (obs, resets, sampled, log_probs, values, rewards, ends, next_values)
+        starts = jax.tree.map(lambda *rows: np.stack([np.asarray(x) for x in rows]), *self.starts)
+        versions = np.array(self.versions)
+
+        def of(x: Any, b: Any) -> Any:
+            return np.ascontiguousarray(x[:, b])
+
+        trajectories = [
+            Trajectory(
+                Rollout(*(of(x, b) for x in columns)),
+                jax.tree.map(lambda x, b=b: of(x, b), starts),
+                versions,
+            )
+            for b in np.flatnonzero(~self._torn)
+        ]
+        return Handover(trajectories, self._episodes, int(self._torn.sum()))
 
 
 class Delivery(NamedTuple):
@@ -56,3 +114,8 @@ def mean(episodes: dict[str, tuple[float, int]], name: str) -> float:
     """NaN where there was nothing."""
     total, count = episodes.get(name, (0.0, 0))
     return total / count if count else float("nan")
+
+
+def _stack(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
+    """Tuples of arrays (...), one for each step, as arrays (T, ...)."""
+    return [np.stack([np.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
