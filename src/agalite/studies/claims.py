@@ -16,6 +16,7 @@ from agalite.studies.statistics import (
     ratio_interval,
     summarise,
 )
+from agalite.studies.trials import listed
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 NOT_TESTED = "not tested at this scale"
@@ -119,9 +120,7 @@ def _declared(results: Results) -> dict[str, set[str]]:
 
 
 def _scales(names: tuple[str, ...]) -> str:
-    if len(names) == 1:
-        return f"scale {names[0]}"
-    return f"the scales {', '.join(names[:-1])} and {names[-1]}"
+    return f"scale {names[0]}" if len(names) == 1 else f"the scales {listed(names)}"
 
 
 def _limits(low: float, high: float) -> str:

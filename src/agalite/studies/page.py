@@ -14,7 +14,7 @@ from agalite.studies.figures import Drawn
 from agalite.studies.results import Results
 from agalite.studies.selection import Choice
 from agalite.studies.statistics import probability_of_improvement, summarise
-from agalite.studies.trials import STATES, counted
+from agalite.studies.trials import STATES, counted, listed
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -148,7 +148,7 @@ def _choices(study: Study, choices: Sequence[Choice]) -> str:
         return ""
     metric, rule = study.metrics[0], study.selection
     words = (
-        f"For each {_listed(rule.within)}: the {_listed(rule.choose)} with the "
+        f"For each {_factors(rule.within)}: the {_factors(rule.choose)} with the "
         f"{'highest' if metric.higher else 'lowest'} mean of {metric.name}, over all seeds and all "
         "other factors. A seed in which no episode ended makes a setting the last to be chosen."
     )
@@ -162,9 +162,8 @@ def _choices(study: Study, choices: Sequence[Choice]) -> str:
     return f"<h2>What the sweep chooses</h2><p>{_e(words)}</p>" + _table(heads, rows, "choices")
 
 
-def _listed(names: Sequence[str]) -> str:
-    words = [name.replace("_", " ") for name in names]
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _factors(names: Sequence[str]) -> str:
+    return listed([name.replace("_", " ") for name in names])
 
 
 def _numbers(results: Results) -> str:
