@@ -1,6 +1,7 @@
 """Asynchronous runs: they learn, stop when asked, survive faults, and go on from a checkpoint."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,7 +130,9 @@ def test_too_many_faults_stop_the_run_with_a_checkpoint(tmp_path, capfd):
         "--steps", "1_000_000", "--rollout", "16", "--out", str(folder),
     ]  # fmt: skip
     assert main(words) == 2
-    assert "environments failed 4 times (restarts=3 are allowed)" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "environments failed 4 times (restarts=3 are allowed)" in said
+    assert f"what was learned is saved: agalite resume {folder}" in said
     text = log_of(folder)
     assert text.count("ZeroDivisionError: a bad day") >= 4
     assert "Traceback" in text
@@ -245,8 +248,9 @@ def test_the_command_line_knows_which_options_there_are():
     assert found.synchronous
     assert found.agent.learning_rate == 0.5
     assert choices.ray is None
-    with pytest.raises(SystemExit):
-        parse(["gym:CartPole-v1", "--seeds", "2"], "agalite train")
+    for seeds in (["--seeds", "2"], ["--seeds=2"]):
+        with pytest.raises(ValueError, match="start a run for each, with --seed"):
+            parse(["gym:CartPole-v1", *seeds], "agalite train")
 
 
 @pytest.mark.parametrize("memory", ["agalite", "gtrxl"])
@@ -300,4 +304,5 @@ def test_a_run_is_told_who_failed(tmp_path):
                                                    "folder": str(tmp_path / "faults")}),
             tmp_path / "run", quiet=True,
         )  # fmt: skip
-    assert "environment 0 of host_worlds:Faulty-v0 failed" in log_of(tmp_path / "run")
+    # Both fail at their fifth step, in processes of their own: either may be the first.
+    assert re.search("environment [01] of host_worlds:Faulty-v0 failed", log_of(tmp_path / "run"))

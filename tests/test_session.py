@@ -1,13 +1,17 @@
 """How a run begins and ends, whatever its algorithm."""
 
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from agalite.process import Stopped
 from agalite.training.metrics import MetricsWriter
 from agalite.training.run import Run
-from agalite.training.session import ended, finish
+from agalite.training.session import asked_to_stop, ended, finish
 
 
 def test_a_run_in_which_no_episode_ended_ends_well(tmp_path):
@@ -36,3 +40,17 @@ def test_what_has_ended_is_left_alone(tmp_path):
 def test_stopped_says_how_to_go_on():
     assert str(Stopped(2, "runs/mine")).endswith("all is saved: agalite resume runs/mine")
     assert str(Stopped(15)) == "stopped by SIGTERM; all is saved"
+
+
+def test_signals_close_together_are_one_request_and_a_later_one_is_impatient(monkeypatch):
+    """`timeout` signals a process and then its group; only a person comes back to ask again."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with asked_to_stop() as asked:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            now[0] += 0.3
+        assert asked == [signal.SIGTERM]
+        now[0] += 1.0
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -293,6 +293,12 @@ def _find(env_id: str) -> EnvSpec:
     try:
         if module:
             importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"the module of {env_id!r} cannot be imported ({error}); install it, or put the folder "
+            f"it is in on PYTHONPATH: PYTHONPATH=. for this one"
+        ) from error
+    try:
         return gym.spec(name)
     except (gym.error.Error, ImportError, ValueError) as error:
         known = {key.lower(): key for key in gym.registry}

@@ -22,6 +22,10 @@ def observations(space: gym.Space, name: str) -> Codec:
     Box: as it is, with its own dtype. Discrete(n): one-hot (n,). MultiDiscrete: the one-hots of
     its entries, in order, end to end. MultiBinary: its zeros and ones. All but Box are float32.
     """
+    if isinstance(space, gym.spaces.Box) and 0 in space.shape:
+        raise ValueError(
+            f"the observation space of {name} has shape {space.shape}, which holds no numbers"
+        )
     if isinstance(space, gym.spaces.Box):
         return Codec(space, np.asarray)
     if isinstance(space, gym.spaces.MultiBinary):

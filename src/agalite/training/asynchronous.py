@@ -28,6 +28,7 @@ from agalite.process import Stopped
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.cluster import RayActors
 from agalite.training.config import HostConfig
+from agalite.training.group import TooManyFaults
 from agalite.training.learner import Learner, LearnerState
 from agalite.training.local import LocalActors
 from agalite.training.metrics import MetricsWriter, read_metrics
@@ -141,6 +142,15 @@ def _continue(
             try:
                 while batch is None and not asked:
                     batch = place.take(config.rollouts, _GLANCE)
+            except TooManyFaults as error:
+                save_all(row)
+                rest = (
+                    f"what was learned is saved: agalite resume {run.folder}"
+                    if done
+                    else "nothing had been learned yet"
+                )
+                run.log(f"stopped at step {done * per_update}: {error}")
+                raise TooManyFaults(f"{error}; {rest}") from error
             except Exception as error:
                 save_all(row)
                 run.log(f"stopped at step {done * per_update}: {error}")

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -95,10 +96,24 @@ class RayActors:
         self._actors: list[Any] = []
         try:
             self._actors = [self._make(i) for i in range(config.actors)]
-            self.spaces = self._ray.get(self._actors[0].spaces.remote(), timeout=_PATIENCE)
+            spaces = self._actors[0].spaces.remote()
+            if not self._ray.wait([spaces], timeout=_ANSWER)[0]:
+                print(
+                    "waiting for the Ray cluster to make an actor and its environments, for "
+                    f"{_PATIENCE:.0f} s at most",
+                    file=sys.stderr,
+                )
+            self.spaces = self._ray.get(spaces, timeout=_PATIENCE)
         except self._ray.exceptions.RayError as error:
             self.close()
             why = str(error).strip().splitlines()[-1]  # what the actor itself raised
+            if isinstance(error, self._ray.exceptions.GetTimeoutError):
+                why = f"the first was not ready within {_PATIENCE:.0f} s"
+            elif why.startswith("The actor"):  # Ray's words: it raised nothing
+                why = (
+                    "a process that was to become one died; if nobody killed it, memory may have "
+                    "run out. Run the command again"
+                )
             raise ValueError(f"actors cannot be made on the Ray cluster: {why}") from error
         except BaseException:
             self.close()
@@ -190,7 +205,8 @@ class RayActors:
     def _replace(self, i: int, error: Exception) -> None:
         """Another actor for one that died, with everything it was asked for."""
         self._faults += 1
-        self._tell(f"actor {i} was lost: {error}")
+        # What follows the first line is advice for people who look after clusters.
+        self._tell(f"actor {i} was lost: {str(error).splitlines()[0]}")
         if self._faults > self._config.restarts:
             raise TooManyFaults(
                 f"actors were lost {self._faults} times (restarts={self._config.restarts} are "
@@ -261,6 +277,8 @@ def connect(ray: Any, address: str) -> bool:
     if ray.is_initialized():
         return False
     require_cluster(address)
+    # Ray starts its own programs with fork and exec: none of them runs with a copy of JAX's locks.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
     quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     try:
         ray.init(address=address, **{k: v for k, v in quiet.items() if k != "include_dashboard"})
@@ -270,5 +288,11 @@ def connect(ray: Any, address: str) -> bool:
                 f"ray={address!r}: there is no cluster at {address}; start one with "
                 "`ray start --head`"
             ) from error
+        # By default Ray runs its workers at the lowest priority but a few; the learner, which waits
+        # for them, would take the machine from them.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(**quiet)
+    else:
+        where = ray.get_runtime_context().gcs_address if address == "auto" else address
+        print(f"joined the Ray cluster at {where}", file=sys.stderr)
     return True

@@ -71,7 +71,8 @@ class HostSettings(Basics):
     processes: bool = True
     """Without, a worker's environments share the actor's process: for very cheap ones."""
     timeout: float = 60.0
-    """Seconds that an environment may take for a step or a reset."""
+    """Seconds that an environment may take for a step or a reset; without `processes` nobody can
+    stop one that takes longer."""
     restarts: int = 20
     """Faults of environments, for each actor, before the run is stopped."""
 

@@ -62,6 +62,11 @@ def parse(words: Sequence[str], prog: str) -> tuple[Choices, TrainConfig | HostC
     host = on_host(choices.env)
     kind = HostSettings if host else Settings
     settings = kind(**start)
+    if host and any(word.partition("=")[0] == "--seeds" for word in words):
+        raise ValueError(
+            f"seeds: {choices.env} is stepped outside JAX, one seed at a time; start a run for "
+            "each, with --seed"
+        )
     env_options = _env_options(choices.env)
     model = MODELS[choices.memory].config
     flat = tyro.conf.arg(name="")

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from agalite.training.intervals import InUpdates
 from agalite.training.metrics import read_metrics
 from agalite.training.run import Run
 
+_ONE_REQUEST = 1.0  # seconds within which signals to stop are one and the same
 RETURN, SUCCESS = "charts/episodic_return", "charts/success"
 
 
@@ -116,14 +118,20 @@ def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates
 def asked_to_stop() -> Iterator[list[int]]:
     """A list that holds the signal's number once somebody pressed Ctrl-C or sent SIGTERM.
 
-    A second Ctrl-C is not so patient: it interrupts at once.
+    A second one is not so patient: it interrupts at once. Unless it comes right behind the first:
+    `timeout`, for one, sends its signal twice, to the process and to its group.
     """
     asked: list[int] = []
+    since = math.inf
 
     def note(number: int, _: Any) -> None:
-        if asked:
+        nonlocal since
+        now = time.monotonic()
+        if not asked:
+            asked.append(number)
+            since = now
+        elif now - since > _ONE_REQUEST:
             raise KeyboardInterrupt
-        asked.append(number)
 
     try:
         before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
