@@ -1,5 +1,7 @@
 """What the models are made of: sizes, initialisation, caches, names, and answers to bad input."""
 
+import re
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,25 @@ def test_weights_are_orthogonal():
     heads_in = memory.blocks[0].attention.project.inputs.weight[:, :64].reshape(256, 128)
     np.testing.assert_allclose(heads_in.T @ heads_in, 2 * np.eye(128), atol=1e-4)
     np.testing.assert_array_equal(memory.blocks[0].mlp_gate.bias, 2.0)
+
+
+@pytest.mark.parametrize("name", ["agalite", "galite", "gtrxl", "linear", "transformer"])
+def test_no_kernel_of_the_gradient_grows_with_the_layers(name):
+    """The residual stream's gradient, added up anew in every kernel that reads it, would."""
+
+    def most_inputs(layers):
+        memory = make_memory(name, INPUT, **(SMALL | {"layers": layers}))
+        weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+
+        def loss(weights, xs):
+            scan = eqx.combine(weights, rest).scan
+            return jnp.sum(jnp.square(scan(memory.initial_state(), xs)[1]))
+
+        xs = jnp.ones((16, INPUT))
+        program = jax.jit(jax.grad(loss)).lower(weights, xs).compile().as_text()
+        return max(x.count("%") for x in re.findall(r"fusion\(([^)]*)\), kind=kLoop", program))
+
+    assert most_inputs(3) == most_inputs(1)
 
 
 @pytest.mark.parametrize("name", ["agalite", "galite", "gru", "lstm"])

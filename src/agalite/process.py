@@ -4,21 +4,29 @@ import os
 import signal
 import sys
 
-_TUNABLE = "glibc.malloc.hugetlb=1"
+# Large pages; and what is freed is kept for the next call, of whatever thread, instead of being
+# handed back to the system and cleared by it.
+_KEEP = 4 * 2**30
+_TUNABLES = (
+    "glibc.malloc.hugetlb=1",
+    f"glibc.malloc.mmap_threshold={_KEEP}",
+    f"glibc.malloc.trim_threshold={_KEEP}",
+    "glibc.malloc.arena_max=1",
+)
 
 
 def with_huge_pages() -> None:
     """Start this command again with large memory pages, if that is possible and not done yet.
 
     XLA takes its working memory anew for every call, and with pages of 4 kB the system spends a
-    fifth of a training step handing them out (docs/performance.md). glibc reads this setting only
+    fifth of a training step handing them out (docs/performance.md). glibc reads these settings only
     when a process starts. AGALITE_HUGE_PAGES=0 leaves the process as it is.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     done = "glibc.malloc.hugetlb" in tunables
     if done or sys.platform != "linux" or os.environ.get("AGALITE_HUGE_PAGES") == "0":
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, _TUNABLE]))
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, *_TUNABLES]))
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

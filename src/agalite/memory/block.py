@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import errors
 from agalite.memory.contract import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
-from agalite.memory.lean import relu
+from agalite.memory.lean import relu, settled
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Block(eqx.Module):
         self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
         state, attended = self.attention(state, h, resets)
-        h = self.attention_gate(h, relu(attended))
-        h = self.mlp_gate(h, self.mlp(self.norm(h)))
+        h = settled(self.attention_gate(h, relu(attended)))
+        h = settled(self.mlp_gate(h, self.mlp(self.norm(h))))
         return state, h
 
 

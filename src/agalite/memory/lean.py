@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from agalite.ops.wall import wall
+
 
 @jax.custom_vjp
 def sigmoid(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -89,3 +91,16 @@ def _normalise_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array]:
 
 
 normalise.defvjp(_normalise_fwd, _normalise_bwd)
+
+
+@jax.custom_vjp
+def settled(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x, whose gradient is added up once, here, and kept.
+
+    The gradient that comes down a residual stream has many readers in every layer, and XLA's fuser
+    would add it up again inside each of them, from the last layer on (docs/performance.md).
+    """
+    return x
+
+
+settled.defvjp(lambda x: (x, None), lambda _, d: (wall(lambda d: d, d),))

@@ -34,9 +34,9 @@ from agalite.ops.galite_tree import (
     join_gradient,
     join_read,
     levels,
-    wall,
 )
 from agalite.ops.lanes import batched_as_lanes, into_chunks, out_of_chunks, pad_time
+from agalite.ops.wall import wall
 
 CHUNK = 64
 _UNGATED_CHUNK = 32

@@ -4,13 +4,11 @@ Every function takes all chunks of a group of lanes at once, as one first axis. 
 is written in `galite_chunked.py`. The gradients are by hand: autodiff would keep every level.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Float
 
 from agalite.ops.features import Outer
@@ -190,22 +188,6 @@ def join_gradient(size: int, b: Blocks, scores: Array, d: Blocks, dread: Read) -
             d.total_v, left_v, right_v,
         ),
     )  # fmt: skip
-
-
-def wall(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function behind a wall that the compiler does not fuse across.
-
-    XLA's CPU fuser repeats cheap producers inside each of their consumers. Down a chain of levels
-    that turns linear work into quadratic. A call that must not be inlined keeps every level's
-    results in memory, computed once. Where XLA does not know the mark, it is only slower.
-    """
-
-    def inside(*args: Any) -> Any:
-        with set_xla_metadata(inlineable=None):  # what is called from here fuses as usual
-            return function(*args)
-
-    with set_xla_metadata(inlineable="false"):
-        return jax.jit(inside)(*args)
 
 
 def _pair(y: Float[Array, "H T C"], size: int) -> Float[Array, "H P 2 S C"]:
