@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from agalite.process import Stopped
 from agalite.training.metrics import MetricsWriter
 from agalite.training.run import Run
-from agalite.training.session import asked_to_stop, ended, finish
+from agalite.training.session import asked_to_stop, ended, finish, warnings_logged
 
 
 def test_a_run_in_which_no_episode_ended_ends_well(tmp_path):
@@ -28,13 +29,32 @@ def test_a_run_in_which_no_episode_ended_ends_well(tmp_path):
         assert run.curve_path.exists()
 
 
-def test_what_has_ended_is_left_alone(tmp_path):
+def test_what_has_ended_is_left_alone(tmp_path, capsys):
     config = SimpleNamespace(updates=5)
     with Run.create(tmp_path / "run", {}) as run:
         assert not ended(run, config, np.array([5]))  # pyright: ignore - killed before its summary
         run.write_summary({"steps": 500})
         assert not ended(run, config, np.array([4]))  # pyright: ignore
         assert ended(run, config, np.array([5, 5]))  # pyright: ignore
+        assert capsys.readouterr().err == ""
+        assert ended(run, config, np.array([5]), quiet=False)  # pyright: ignore
+        assert "nothing left to do" in capsys.readouterr().err
+
+
+def test_warnings_are_in_the_log_too(tmp_path):
+    with Run.create(tmp_path / "run", {}) as run:
+        with pytest.warns(UserWarning, match="one is damaged"), warnings_logged(run):
+            warnings.warn("one is damaged", stacklevel=1)
+
+        def nothing_is_whole():
+            warnings.warn("two is damaged", stacklevel=1)
+            raise ValueError("all are")
+
+        with pytest.raises(ValueError, match="all are"), warnings_logged(run):
+            nothing_is_whole()
+        log = (run.folder / "run.log").read_text()
+        assert "one is damaged" in log
+        assert "two is damaged" in log
 
 
 def test_stopped_says_how_to_go_on():

@@ -190,6 +190,10 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     agent = A2C(learning_rate=1e30, max_gradient_norm=1e30)
     with pytest.raises(Diverged, match=r"losses/\w+ of seed number 0 became .* by step"):
         train(TrainConfig(**{**CONFIG, "agent": agent}), tmp_path / "bad", quiet=True)
+    # Everything that went wrong, and all that was measured.
+    log = (tmp_path / "bad" / "run.log").read_text()
+    assert "losses/policy_loss" in log.split("became")[0]
+    assert "'charts/" in log
 
 
 def test_it_learns_to_remember_and_without_memory_it_does_not(tmp_path):
@@ -217,7 +221,9 @@ def test_it_learns_to_remember_and_without_memory_it_does_not(tmp_path):
         ({"env": "gym:CartPole-v1"}, "its configuration is a HostConfig"),
         ({"memory": "elephant"}, "memory='elephant' is unknown"),
         ({"steps": 0}, "steps=0"),
-        ({"sequence": 3}, "sequence=3 must divide rollout=8"),
+        ({"sequence": 3}, "sequence=3 must be at most rollout=8, and divide it evenly"),
+        ({"sequence": 16}, "sequence=16 must be at most rollout=8"),
+        ({"environments": 10**12}, "environments=1000000000000 times rollout=8 is more than the"),
         ({"agent": PPO(minibatches=3)}, "minibatches=3 must divide the 4 sequences"),
         ({"seed": -1}, "seed=-1"),
     ],
@@ -231,6 +237,24 @@ def test_a_configuration_comes_back_as_it_was():
     for agent in (A2C(1e-3), PPO(value_clip=0.2, minibatches=2)):
         config = TrainConfig(**{**CONFIG, "agent": agent})
         assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tmaze", "--epochs", "2"], "--epochs is an option of ppo and appo; the algorithm"),
+        (["masked-cartpole", "--corridor=5"], "--corridor is an option of tmaze; the environment"),
+    ],
+)
+def test_an_option_in_the_wrong_place_says_where_it_belongs(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse(words, "agalite train")
+
+
+def test_an_option_that_nothing_knows_leads_to_the_right_help(capsys):
+    with pytest.raises(SystemExit):
+        parse(["tmaze", "--memory", "gru", "--nonsense", "2"], "agalite train")
+    assert "agalite train tmaze --memory gru --help" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_line_is_made_of_the_parts():

@@ -88,7 +88,6 @@ class Train:
         folder = choices.out or options.new_folder(config)
         from agalite.training.train import train
 
-        print(f"training into {folder}", file=sys.stderr)
         _report(train(config, folder, wandb=choices.wandb, ray=choices.ray))
 
 

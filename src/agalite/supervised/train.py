@@ -30,6 +30,7 @@ from agalite.training.session import (
     mean,
     refuse_divergence,
     remember_programs,
+    warnings_logged,
 )
 from agalite.training.statistics import bootstrap_interval
 
@@ -96,7 +97,8 @@ class _Session:
         shapes = self.seeds.shapes(self.trainer.begin, self.config.seed_numbers)
         try:
             like = (shapes, Place.beginning(self.config.seeds))
-            step, (state, place) = self.checkpoints.restore(like)
+            with warnings_logged(self.run):
+                step, (state, place) = self.checkpoints.restore(like)
         except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
             self.run.log("resumed from the beginning: there is no checkpoint yet")
             return self.beginning()

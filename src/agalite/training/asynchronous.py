@@ -41,6 +41,7 @@ from agalite.training.session import (
     ended,
     finish,
     refuse_divergence,
+    warnings_logged,
 )
 from agalite.training.tally import Tally
 from agalite.training.trajectory import Delivery, Trajectory, stack
@@ -86,7 +87,8 @@ def train(
         network = Network(config, *place.spaces)
         learner = Learner(config, network)
         try:
-            step, state = checkpoints.restore(learner.like()) if resumed else (0, None)
+            with warnings_logged(run):
+                step, state = checkpoints.restore(learner.like()) if resumed else (0, None)
         except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
             step, state = 0, None
         if state is None:
@@ -98,7 +100,7 @@ def train(
                     "be, so all of them begin new episodes")  # fmt: skip
         else:
             run.log("resumed from the beginning: there is no checkpoint yet")
-        if not ended(run, config, state.update):
+        if not ended(run, config, state.update, quiet=quiet):
             _continue(run, learner, place, state, checkpoints, quiet=quiet)
     finally:
         place.close()

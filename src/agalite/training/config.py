@@ -15,6 +15,9 @@ from agalite.envs import registry
 from agalite.memory.registry import MODELS
 from agalite.training.intervals import InUpdates, SeveralSeeds
 
+LARGEST_UPDATE = 2**28
+"""Steps in an update of one seed: their rewards alone are a gigabyte."""
+
 AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
 
 
@@ -96,7 +99,8 @@ class Config(Basics, InUpdates):
             errors.integer("sequence", self.sequence, minimum=1)
             if self.rollout % self.sequence:
                 raise ValueError(
-                    f"sequence={self.sequence} must divide rollout={self.rollout} evenly"
+                    f"sequence={self.sequence} must be at most rollout={self.rollout}, and divide "
+                    "it evenly"
                 )
 
     @property
@@ -152,6 +156,11 @@ class TrainConfig(Config, Settings, SeveralSeeds):
             errors.integer(name, getattr(self, name), minimum=1)
         super().__post_init__()
         self.check_seeds()
+        if self.steps_per_update > LARGEST_UPDATE:
+            raise ValueError(
+                f"environments={self.environments} times rollout={self.rollout} is more than "
+                f"the {LARGEST_UPDATE:,} steps that an update can hold; take fewer"
+            )
         if isinstance(self.agent, PPO) and self.sequences % self.agent.minibatches:
             raise ValueError(
                 f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "

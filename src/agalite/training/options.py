@@ -78,6 +78,9 @@ def parse(words: Sequence[str], prog: str) -> tuple[Choices, TrainConfig | HostC
         ("model", model, model(**memory_options)),
     ]
     command = dataclasses.make_dataclass("Train", parts, frozen=True)
+    _refuse_misplaced(words, choices, (Choices, kind, type(agent), env_options))
+    if not {"-h", "--help"} & set(words):  # where an error sends its reader
+        prog = f"{prog} {choices.env} --memory {choices.memory}"
     parsed: Any = tyro.cli(
         command, args=list(words), prog=prog, description="Train an agent that remembers."
     )
@@ -168,6 +171,38 @@ def _env_options(env: str) -> type:
             raise AssertionError(f"{env} and the trainer both have an option {p.name!r}")
         fields.append((p.name, p.annotation, dataclasses.field(default=p.default)))
     return dataclasses.make_dataclass("Environment", fields, frozen=True)
+
+
+def _refuse_misplaced(words: Sequence[str], choices: Choices, known: tuple[type, ...]) -> None:
+    """An option of another algorithm or environment is not unknown: it is said whose it is."""
+    own = next(name for name, kind in AGENTS.items() if kind in known)
+    for word in words:
+        option = word.partition("=")[0]
+        name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if not option.startswith("--") or "." in name or any(_has(kind, name) for kind in known):
+            continue
+        if owners := [other for other, kind in AGENTS.items() if _has(kind, name)]:
+            raise ValueError(
+                f"{option} is an option of {' and '.join(owners)}; the algorithm here is {own} "
+                "(--algorithm)"
+            )
+        worlds = [other for other in ENVIRONMENTS if not on_host(other)]
+        if owners := [other for other in worlds if _takes(other, name)]:
+            raise ValueError(
+                f"{option} is an option of {' and '.join(owners)}; the environment here is "
+                f"{choices.env}"
+            )
+
+
+def _has(kind: type, name: str) -> bool:
+    return any(f.name == name for f in dataclasses.fields(kind))
+
+
+def _takes(env: str, name: str) -> bool:
+    try:
+        return _has(_env_options(env), name)
+    except (ImportError, ValueError):  # its extra is not installed
+        return False
 
 
 _NOT_OPTIONS = ("size", "render_mode")  # a size is part of the name; pictures are made by `eval`

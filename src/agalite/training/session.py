@@ -3,7 +3,9 @@
 import math
 import os
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,7 @@ from agalite.training.run import Run
 
 _ONE_REQUEST = 1.0  # seconds within which signals to stop are one and the same
 RETURN, SUCCESS = "charts/episodic_return", "charts/success"
+NOTHING_LEFT = "there is nothing left to do: the run has ended"
 
 
 class Diverged(ValueError):
@@ -60,27 +63,46 @@ def refuse_divergence(
     run: Run, rows: list[dict[str, float]], step: int, checkpoints: Checkpoints
 ) -> None:
     for seed, row in enumerate(rows):
-        for name, value in row.items():
-            if name.startswith("losses/") and not math.isfinite(value):
-                latest = checkpoints.latest()
-                where = (
-                    "there is no checkpoint"
-                    if latest is None
-                    else (f"the last good checkpoint is of step {latest}")
-                )
-                message = (
-                    f"{name} of seed number {seed} became {value} by step {step}; {where} in "
-                    f"{run.checkpoints_folder}. A smaller learning rate or gradient norm may help"
-                )
-                run.log(message)
-                raise Diverged(message)
+        losses = {name: value for name, value in row.items() if name.startswith("losses/")}
+        wrong = [name for name, value in losses.items() if not math.isfinite(value)]
+        if not wrong:
+            continue
+        latest = checkpoints.latest()
+        where = (
+            "there is no checkpoint"
+            if latest is None
+            else f"the last good checkpoint is of step {latest}"
+        )
+        values = " and ".join(sorted({str(losses[name]) for name in wrong}))
+        message = (
+            f"{', '.join(wrong)} of seed number {seed} became {values} by step {step}; {where} in "
+            f"{run.checkpoints_folder}. A smaller learning rate or gradient norm may help"
+        )
+        run.log(f"{message}. All of step {step}: {row}")
+        raise Diverged(message)
 
 
-def ended(run: Run, config: InUpdates, update: Any) -> bool:
+@contextmanager
+def warnings_logged(run: Run) -> Iterator[None]:
+    """Warnings that come up meanwhile go to the run's log too, for whoever comes the next day."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for warning in seen:
+                run.log(f"warning: {warning.message}")
+    for warning in seen:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def ended(run: Run, config: InUpdates, update: Any, *, quiet: bool = True) -> bool:
     """Whether a run that is resumed has come to its end before; its summary then stays as it is."""
     over = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None
     if over:
-        run.log("there is nothing left to do: the run has ended")
+        run.log(NOTHING_LEFT)
+        if not quiet:
+            print(NOTHING_LEFT, file=sys.stderr)
     return over
 
 

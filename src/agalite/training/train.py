@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -29,6 +30,7 @@ from agalite.training.session import (
     mean,
     refuse_divergence,
     remember_programs,
+    warnings_logged,
 )
 
 __all__ = [
@@ -62,17 +64,25 @@ def train(
         ):
             if wandb:
                 wandb_log.mark(run)
+            _announce(run, quiet=quiet)
             asynchronous.train(run, config, place, resumed=False, quiet=quiet)
         return run
     trainer = Trainer(config)
     with Run.create(folder, config.to_dict()) as run:
         if wandb:
             wandb_log.mark(run)
+        _announce(run, quiet=quiet)
         run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
         state = seeds.begin(trainer.begin, config.seed_numbers)
         _continue(run, trainer, seeds, state, quiet=quiet)
     return run
+
+
+def _announce(run: Run, *, quiet: bool) -> None:
+    """Only now: whatever was wrong with the configuration or the folder has been said before."""
+    if not quiet:
+        print(f"training into {run.folder}", file=sys.stderr)
 
 
 def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | None = None) -> Run:
@@ -92,14 +102,15 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
         try:
             like = seeds.shapes(trainer.begin, config.seed_numbers)
-            step, state = checkpoints.restore(like)
+            with warnings_logged(run):
+                step, state = checkpoints.restore(like)
         except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
             state = seeds.begin(trainer.begin, config.seed_numbers)
             run.log("resumed from the beginning: there is no checkpoint yet")
         else:
             state = seeds.put(state)
             run.log(f"resumed from step {step}")
-        if not ended(run, config, state.update):
+        if not ended(run, config, state.update, quiet=quiet):
             _continue(run, trainer, seeds, state, quiet=quiet)
     return run
 
