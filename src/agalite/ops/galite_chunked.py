@@ -34,6 +34,7 @@ from agalite.ops.galite_tree import (
     join_gradient,
     join_read,
     levels,
+    transposed,
 )
 from agalite.ops.lanes import batched_as_lanes, into_chunks, out_of_chunks, pad_time
 from agalite.ops.wall import wall
@@ -186,7 +187,7 @@ def _group_gradient(
 
 def _written(b: Blocks) -> Matrix:
     """What each chunk adds to C and s."""
-    return Matrix(jnp.einsum("htv,htk->hvk", b.write_v, b.write_k), b.write_k.sum(1))
+    return Matrix(jnp.einsum("hvt,htk->hvk", transposed(b.write_v), b.write_k), b.write_k.sum(1))
 
 
 def _pass_on(b: Blocks, added: Matrix, start: Matrix, *, reverse: bool) -> tuple[Matrix, Matrix]:
@@ -224,7 +225,7 @@ def _read_gradient(
     dtop = dout / kept.bottom[..., None]
     dbottom = -(dtop * kept.out).sum(-1)
     dold = dtop * b.seen_v
-    dC = jnp.einsum("htv,htk->hvk", dold, b.q)
+    dC = jnp.einsum("hvt,htk->hvk", transposed(dold), b.q)
     return Read(dtop, dbottom), dold, Matrix(dC, jnp.einsum("ht,htk->hk", dbottom, b.q))
 
 

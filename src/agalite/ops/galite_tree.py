@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from agalite.ops.features import Outer
+from agalite.ops.wall import wall
 
 _BASE = 2  # below this, levels are cheaper fused than kept apart
 
@@ -164,9 +165,10 @@ def join_gradient(size: int, b: Blocks, scores: Array, d: Blocks, dread: Read) -
     values = jnp.einsum("hptj,hpjv->hptv", scores, write_v[:, :, 0])
     dvalues = dtop * seen_v[:, :, 1]
     dscores = jnp.einsum("hptv,hpjv->hptj", dvalues, write_v[:, :, 0]) + dbottom[..., None]
+    dscores_t = jnp.einsum("hpjv,hptv->hpjt", write_v[:, :, 0], dvalues) + dbottom[:, :, None]
     from_q = jnp.einsum("hptj,hpjk->hptk", dscores, write_k[:, :, 0])
-    from_k = jnp.einsum("hptj,hptk->hpjk", dscores, q[:, :, 1])
-    from_v = jnp.einsum("hptj,hptv->hpjv", scores, dvalues)
+    from_k = jnp.einsum("hpjt,hptk->hpjk", dscores_t, q[:, :, 1])
+    from_v = jnp.einsum("hpjt,hptv->hpjv", transposed(scores), dvalues)
 
     def total(scaled_left: Array, scaled_right: Array, dwhole: Array, left: Array, right: Array):
         pairs = jnp.stack([scaled_left + dwhole * right, scaled_right + dwhole * left], axis=2)
@@ -188,6 +190,12 @@ def join_gradient(size: int, b: Blocks, scores: Array, d: Blocks, dread: Read) -
             d.total_v, left_v, right_v,
         ),
     )  # fmt: skip
+
+
+def transposed(y: Float[Array, "... A B"]) -> Float[Array, "... B A"]:
+    """The transpose, kept: a product that sums over the rows of both factors is slow in XLA, and it
+    would make one of any product with a transpose that it sees (docs/performance.md)."""
+    return wall(lambda y: jnp.swapaxes(y, -1, -2), y)
 
 
 def _pair(y: Float[Array, "H T C"], size: int) -> Float[Array, "H P 2 S C"]:
