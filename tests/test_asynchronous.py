@@ -275,7 +275,7 @@ def test_the_papers_memory_maze(memory):
         ({"agent": APPO(minibatches=3)}, r"minibatches=3 must divide the 4 sequences"),
         ({"timeout": 0.0}, r"timeout=0.0 must be a finite number > 0"),
         ({"workers": 0}, r"workers=0 must be a whole number >= 1"),
-        ({"sequence": 5}, r"sequence=5 must divide rollout=16"),
+        ({"sequence": 5}, r"sequence=5 must be at most rollout=16, and divide it evenly"),
     ],
 )
 def test_bad_configurations_are_refused(changes, message):
