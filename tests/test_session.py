@@ -50,7 +50,8 @@ def test_warnings_are_in_the_log_too(tmp_path):
             warnings.warn("two is damaged", stacklevel=1)
             raise ValueError("all are")
 
-        with pytest.raises(ValueError, match="all are"), warnings_logged(run):
+        told = pytest.warns(UserWarning, match="two is damaged")
+        with told, pytest.raises(ValueError, match="all are"), warnings_logged(run):
             nothing_is_whole()
         log = (run.folder / "run.log").read_text()
         assert "one is damaged" in log

@@ -85,15 +85,15 @@ def refuse_divergence(
 @contextmanager
 def warnings_logged(run: Run) -> Iterator[None]:
     """Warnings that come up meanwhile go to the run's log too, for whoever comes the next day."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        try:
+    seen: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             yield
-        finally:
-            for warning in seen:
-                run.log(f"warning: {warning.message}")
-    for warning in seen:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    finally:
+        for w in seen:
+            run.log(f"warning: {w.message}")
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
 
 
 def ended(run: Run, config: InUpdates, update: Any, *, quiet: bool = True) -> bool:
