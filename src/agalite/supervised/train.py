@@ -30,7 +30,7 @@ from agalite.training.session import (
     mean,
     refuse_divergence,
     remember_programs,
-    warnings_logged,
+    restored,
 )
 from agalite.training.statistics import bootstrap_interval
 
@@ -95,14 +95,11 @@ class _Session:
 
     def restored(self) -> tuple[State, Place]:
         shapes = self.seeds.shapes(self.trainer.begin, self.config.seed_numbers)
-        try:
-            like = (shapes, Place.beginning(self.config.seeds))
-            with warnings_logged(self.run):
-                step, (state, place) = self.checkpoints.restore(like)
-        except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
-            self.run.log("resumed from the beginning: there is no checkpoint yet")
+        like = (shapes, Place.beginning(self.config.seeds))
+        saved = restored(self.run, self.checkpoints, like)
+        if saved is None:
             return self.beginning()
-        self.run.log(f"resumed from step {step}")
+        state, place = saved
         return self.seeds.put(state), place
 
     def go_on(self, start: tuple[State, Place], *, quiet: bool) -> None:

@@ -41,12 +41,16 @@ from agalite.training.session import (
     ended,
     finish,
     refuse_divergence,
-    warnings_logged,
+    restored,
 )
 from agalite.training.tally import Tally
 from agalite.training.trajectory import Delivery, Trajectory, stack
 
 _GLANCE = 0.2  # seconds between two looks at whether somebody wants the run to stop
+
+_NEW_EPISODES = (
+    ": what was learned is restored; environments cannot be, so all of them begin new episodes"
+)
 
 
 class Placement(Protocol):
@@ -86,20 +90,13 @@ def train(
     try:
         network = Network(config, *place.spaces)
         learner = Learner(config, network)
-        try:
-            with warnings_logged(run):
-                step, state = checkpoints.restore(learner.like()) if resumed else (0, None)
-        except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
-            step, state = 0, None
+        state = None
+        if resumed:
+            state = restored(run, checkpoints, learner.like(), but=_NEW_EPISODES)
+        else:
+            run.log(f"begun: {config.env}, {config.memory}, {network.parameter_count:,} parameters")
         if state is None:
             state = learner.begin(np.uint32(config.seed))
-        if not resumed:
-            run.log(f"begun: {config.env}, {config.memory}, {network.parameter_count:,} parameters")
-        elif step:
-            run.log(f"resumed from step {step}: what was learned is restored; environments cannot "
-                    "be, so all of them begin new episodes")  # fmt: skip
-        else:
-            run.log("resumed from the beginning: there is no checkpoint yet")
         if not ended(run, config, state.update, quiet=quiet):
             _continue(run, learner, place, state, checkpoints, quiet=quiet)
     finally:

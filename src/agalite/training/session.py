@@ -96,6 +96,19 @@ def warnings_logged(run: Run) -> Iterator[None]:
             warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
 
 
+def restored(run: Run, checkpoints: Checkpoints, like: Any, *, but: str = "") -> Any | None:
+    """The newest whole state, or None if none was saved yet; the log says which, and what was
+    passed over. `but`: what it says besides, of what cannot be restored."""
+    try:
+        with warnings_logged(run):
+            step, state = checkpoints.restore(like)
+    except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
+        run.log("resumed from the beginning: there is no checkpoint yet")
+        return None
+    run.log(f"resumed from step {step}{but}")
+    return state
+
+
 def ended(run: Run, config: InUpdates, update: Any, *, quiet: bool = True) -> bool:
     """Whether a run that is resumed has come to its end before; its summary then stays as it is."""
     over = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None

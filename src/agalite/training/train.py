@@ -30,7 +30,7 @@ from agalite.training.session import (
     mean,
     refuse_divergence,
     remember_programs,
-    warnings_logged,
+    restored,
 )
 
 __all__ = [
@@ -100,16 +100,11 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
             return run
         trainer, seeds = Trainer(config), Seeds(config.seeds)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
-        try:
-            like = seeds.shapes(trainer.begin, config.seed_numbers)
-            with warnings_logged(run):
-                step, state = checkpoints.restore(like)
-        except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
+        saved = restored(run, checkpoints, seeds.shapes(trainer.begin, config.seed_numbers))
+        if saved is None:
             state = seeds.begin(trainer.begin, config.seed_numbers)
-            run.log("resumed from the beginning: there is no checkpoint yet")
         else:
-            state = seeds.put(state)
-            run.log(f"resumed from step {step}")
+            state = seeds.put(saved)
         if not ended(run, config, state.update, quiet=quiet):
             _continue(run, trainer, seeds, state, quiet=quiet)
     return run
