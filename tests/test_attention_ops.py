@@ -88,7 +88,7 @@ def sequential_gradient(name, steps):
         return gradient(name, "sequential")(*gradient_inputs(name, steps))
 
 
-@pytest.mark.parametrize("method", ["associative", "chunked"])
+@pytest.mark.parametrize("method", ["associative", "chunked", "auto"])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_gradients_agree_with_the_sequential_ones(name, method):
     with jax.enable_x64(True):
@@ -138,11 +138,13 @@ def test_gradients_are_the_oracles_slope(name):
 
 # --- chunking -------------------------------------------------------------------------------------
 
-# Each length is compiled once; 35 is more than one of GaLiTe's chunks.
-LENGTHS = {"chunked": (1, 6, 35), "sequential": (1, 6), "associative": (1, 6)}
-CHUNKINGS = [(name, "chunked") for name in DIFFERENT if name != "paper ungated"] + [
-    (name, method) for name in ("galite", "paper") for method in ("sequential", "associative")
-]
+# Each length is compiled once; 35 and 75 are more than one of GaLiTe's chunks.
+LENGTHS = {"chunked": (1, 6, 35), "sequential": (1, 6), "associative": (1, 6), "auto": (1, 6, 75)}
+CHUNKINGS = (
+    [(name, "chunked") for name in DIFFERENT if name != "paper ungated"]
+    + [(name, "auto") for name in ("galite", "paper", "slots")]
+    + [(name, method) for name in ("galite", "paper") for method in ("sequential", "associative")]
+)
 
 
 def fresh_state(op):

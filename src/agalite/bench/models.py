@@ -17,6 +17,7 @@ from jaxtyping import Array
 from rich.console import Console
 from rich.table import Table
 
+from agalite.bench.programs import stream
 from agalite.bench.report import at_least, at_most, show_targets, write_results
 from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
 from agalite.memory import Memory, make_memory
@@ -133,12 +134,7 @@ def _training(rounds: int, progress: Any) -> dict[str, Program]:
 
 def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
     memory = make_memory("agalite", STREAMING_SIZE["d_model"], **STREAMING_SIZE)
-    weights, rest = eqx.partition(memory, eqx.is_inexact_array)
     x = jnp.ones(memory.input_size)
-
-    def step(weights: Any, state: Any, x: Array) -> Any:
-        return eqx.combine(weights, rest).step(state, x, False)
-
     key = jax.random.key(0)
     rows = memory.parameter_count // 4096
     whole = jax.random.normal(key, (rows, 4096))
@@ -155,8 +151,9 @@ def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
             "one matrix-vector product, as many weights", lambda w, v: w @ v, whole, jnp.ones(4096)
         ),
         "chain": compile_program("the model's own products, in a chain", chained, chain, x),
-        "step": compile_program("agalite r=1, one step", step, weights, memory.initial_state(), x),
+        "step": stream("agalite r=1, one step", memory),
     }
+    programs["step"].call()
     take_turns(list(programs.values()), rounds, progress)
     return programs
 

@@ -22,9 +22,10 @@ from agalite.ops.state import copies
 def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
     """One step; the state goes from call to call in place, as in a stream that does not end.
 
-    With a `batch`, that many streams side by side, with the weights turned as for acting.
+    The weights lie as for acting: packed where the memory can be, and turned for a `batch` of
+    streams side by side.
     """
-    memory = memory if batch is None else turned(memory)
+    memory = memory.packed() if batch is None else turned(memory)
     weights, join = _flat(memory)
     start, reset, xs = memory.initial_state(), jnp.zeros((), bool), stream_inputs(memory)
     if batch is not None:

@@ -1,16 +1,18 @@
 """AGaLiTe: the approximate gated linear transformer (Algorithm 4)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from agalite import errors
+from agalite import errors, native
+from agalite.memory import packed
 from agalite.memory.block import Stack, StackConfig
 from agalite.memory.gated import FeatureAttention, check_features
+from agalite.memory.packed import Packed, packable
 from agalite.ops.attention import agalite_attention
 from agalite.ops.delta import BASES, Basis, make_basis
 from agalite.ops.recurrence import METHODS, Method
@@ -55,8 +57,8 @@ class AGaLiTeConfig(StackConfig):
 class AGaLiTeMemoryState(NamedTuple):
     """All layers' running sums (see `ops.AGaLiTeState`), and the one phase that they share."""
 
-    keys: tuple[Float[Array, "H Rk K"], ...]
-    values: tuple[Float[Array, "H R V"], ...]
+    keys: Float[Array, "layers H Rk K"]
+    values: Float[Array, "layers H R V"]
     phase: Int[Array, ""]
     signs: UInt32[Array, " 2"] | None
 
@@ -76,9 +78,11 @@ class AGaLiTeAttention(FeatureAttention):
         self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
         c = self.config
+        columns = self.project.columns(self.norm(h))
         state, attended = agalite_attention(
-            *self.project(self.norm(h)), resets, state,
+            *self.project.activated(columns), resets, state,
             r=c.r, basis=c.basis, method=c.method, fold=c.fold,
+            columns=columns if self.project.raw else None,
         )  # fmt: skip
         return state, self.out(attended)
 
@@ -102,22 +106,60 @@ class AGaLiTe(Stack):
         self._build(c, input_size, attention, key)
 
     def initial_state(self) -> AGaLiTeMemoryState:
-        layers = super().initial_state()
+        blocks = self.blocks.blocks if isinstance(self.blocks, Packed) else self.blocks
+        layers = tuple(block.attention.initial_state() for block in blocks)
         return self._pack(layers, layers[0].signs)
 
     def _pack(self, layers: tuple[AGaLiTeState, ...], signs: Array | None) -> AGaLiTeMemoryState:
-        keys, values = tuple(s.keys for s in layers), tuple(s.values for s in layers)
+        keys, values = (
+            jnp.stack(x) for x in zip(*((s.keys, s.values) for s in layers), strict=True)
+        )
         return AGaLiTeMemoryState(keys, values, layers[0].phase, signs)
 
     def _run_blocks(
         self, state: AGaLiTeMemoryState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
+        if isinstance(self.blocks, Packed):
+            return self._run_packed(self.blocks, state, h, resets)
         layers = tuple(
-            AGaLiTeState(k, v, state.phase, self._layer_signs(state.signs, i))
-            for i, (k, v) in enumerate(zip(state.keys, state.values, strict=True))
+            AGaLiTeState(
+                state.keys[i], state.values[i], state.phase, self._layer_signs(state.signs, i)
+            )
+            for i in range(self.config.layers)
         )
         layers, h = super()._run_blocks(layers, h, resets)
         return self._pack(layers, state.signs), h
+
+    @property
+    def packable(self) -> bool:
+        # rank1 has other signs in every layer, and the kernel one set of oscillators for all.
+        return packable(self.blocks) and self.config.basis != "rank1"
+
+    def packed(self) -> Self:
+        return eqx.tree_at(lambda m: m.blocks, self, Packed(self.blocks))
+
+    def _run_packed(
+        self, blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array
+    ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
+        def plain(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
+            model = eqx.tree_at(lambda m: m.blocks, self, blocks.blocks)
+            return model._run_blocks(state, h, resets)
+
+        if h.shape[0] > 1 or not native.usable(h, blocks.weights):
+            return plain(blocks, state, h, resets)
+        c = self.config
+        basis = make_basis(c.basis, c.r, fold=c.fold)
+
+        @jax.custom_jvp
+        def step(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
+            keys, values, phase, h = packed.step(blocks, basis, c.eta, c.ffn_size, state, h, resets)
+            return AGaLiTeMemoryState(keys, values, phase, state.signs), h
+
+        @step.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            return jax.jvp(plain, primals, tangents)
+
+        return step(blocks, state, h, resets)
 
     def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
         return state  # sums of what was, whatever the weights are now

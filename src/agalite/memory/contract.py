@@ -11,7 +11,7 @@ t on (of finite numbers: a NaN inside a sequence spreads through `scan`). `scan`
 """
 
 import abc
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import equinox as eqx
 import jax
@@ -87,6 +87,15 @@ class Memory(eqx.Module, Generic[State]):
         update of the weights. For every other model it returns the state as it is.
         """
         return state
+
+    @property
+    def packable(self) -> bool:
+        """Whether `packed` has something to offer."""
+        return False
+
+    def packed(self) -> Self:
+        """The same model, its weights laid out for steps of one stream or a few."""
+        return self
 
     @property
     def dtype(self) -> jnp.dtype:

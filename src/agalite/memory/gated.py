@@ -41,7 +41,7 @@ class Projected(NamedTuple):
 
 
 class Projection(eqx.Module):
-    """(T, D) -> q, k, v, beta, gamma, in one matrix product."""
+    """(T, D) -> q, k, v, beta, gamma: `columns` in one matrix product, then `activated`."""
 
     inputs: HeadsIn
     bias: Float[Array, "H N"]
@@ -89,10 +89,20 @@ class Projection(eqx.Module):
             biases["p3"] = jnp.full((self.heads, self.eta), _OPEN)
         return jnp.concatenate([biases[name] for name in widths], axis=1)
 
+    @property
+    def raw(self) -> bool:
+        """Whether kernels can start from `columns` as they are (`ops/projected.py`)."""
+        return self.feature == "outer" and self.gating
+
     def __call__(self, x: Float[Array, "T D"]) -> Projected:
-        widths = self._widths()
+        return self.activated(self.columns(x))
+
+    def columns(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
         columns = self.inputs(x)
-        columns = columns + spread(self.bias, columns)
+        return columns + spread(self.bias, columns)
+
+    def activated(self, columns: Float[Array, "T H N"]) -> Projected:
+        widths = self._widths()
         bounds = list(itertools.accumulate(widths.values()))[:-1]
         y = dict(zip(widths, jnp.split(columns, bounds, axis=-1), strict=True))
         beta = sigmoid(y["beta"]) if self.gating else None
@@ -141,6 +151,9 @@ class MatrixAttention(FeatureAttention):
     def __call__(
         self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[MatrixState, Float[Array, "T D"]]:
-        x = self.project(self.norm(h))
-        state, attended = galite_attention(*x, resets, state, method=self.config.method)
+        columns = self.project.columns(self.norm(h))
+        state, attended = galite_attention(
+            *self.project.activated(columns), resets, state, method=self.config.method,
+            columns=columns if self.project.raw else None,
+        )  # fmt: skip
         return state, self.out(attended)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from agalite.memory.contract import Memory
 from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
 from agalite.memory.product import LARGE, Turned, product, spread
 
@@ -136,15 +137,23 @@ class MLP(eqx.Module):
 
 
 def turned(model: Any) -> Any:
-    """The same model with the weights of its layers turned, to act with: see `Turned`."""
+    """The same model with its weights laid out to act with.
+
+    Packed (`packed.py`), where a memory can be; else its layers' weights are `Turned`.
+    """
 
     def turn(layer: Any) -> Any:
+        if isinstance(layer, Memory):
+            return layer.packed()
         if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
             return layer
         outputs = 2 if isinstance(layer, HeadsIn) else 1
         return eqx.tree_at(lambda x: x.weight, layer, Turned(layer.weight, outputs=outputs))
 
-    return jax.tree.map(turn, model, is_leaf=lambda x: isinstance(x, (Linear, HeadsIn, HeadsOut)))
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, Linear | HeadsIn | HeadsOut) or (isinstance(x, Memory) and x.packable)
+
+    return jax.tree.map(turn, model, is_leaf=is_leaf)
 
 
 def write_bias(

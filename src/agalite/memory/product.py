@@ -3,7 +3,8 @@
 `jnp.einsum` under `vmap` keeps time and batch as two axes. The gradient of a weight then sums over
 both, and XLA transposes all of the activations' gradient into a copy before it multiplies: as many
 bytes again, for every weight, many of them alive together. Here all rows are one axis, and nothing
-is copied. A single row, a step of a stream, reads the weights where they lie, on all cores.
+is copied. A single row, a step of a stream, reads the weights where they lie, on all cores: with a
+kernel of our own where there is one (`native/product.h`).
 
 It is a primitive of its own, because only a primitive meets the batch before it is differentiated.
 """
@@ -21,11 +22,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
+from agalite import native
+
 # A weight of at least so many numbers is multiplied with columns, if the rows are few: 1.3 to 1.8
 # times as fast as with rows, whichever way the weight lies (docs/performance.md). For smaller ones
 # the two copies into columns and back take what they gain.
 LARGE = 500_000
 _FEW = 64
+# A smaller weight is read before a kernel of our own has started.
+_SMALL = 2**14
 
 
 class Turned(eqx.Module):
@@ -102,6 +107,17 @@ def _compute(x: Array, w: Array, *, outputs: int, back: bool) -> Array:
     return (flat @ matrix).reshape(shape)
 
 
+def _compute_on_cpu(x: Array, w: Array, *, outputs: int, back: bool) -> Array:
+    """`_compute`, a single row by our own kernel."""
+    shape = _shape(x, w, outputs, back)
+    one_row = math.prod(x.shape[: _rows(x, w, outputs, back)]) == 1
+    if not one_row or back or w.size < _SMALL or not native.usable(x, w):
+        return _compute(x, w, outputs=outputs, back=back)
+    matrix = w.reshape(math.prod(w.shape[:outputs]), -1)
+    row = x.reshape(1, matrix.shape[1])
+    return native.call("product", [(1, matrix.shape[0])], row, matrix)[0].reshape(shape)
+
+
 def _correlate(d: Array, x: Array, w: Any, outputs: int) -> Array:
     """Gradient of w: d (*rows, *outputs), x (*rows, *inputs)."""
     flat = d.reshape(-1, math.prod(w.shape[:outputs]))
@@ -131,6 +147,9 @@ _primitive.def_abstract_eval(
     lambda x, w, *, outputs, back: ShapedArray(_shape(x, w, outputs, back), x.dtype)
 )
 mlir.register_lowering(_primitive, mlir.lower_fun(_compute, multiple_results=False))
+mlir.register_lowering(
+    _primitive, mlir.lower_fun(_compute_on_cpu, multiple_results=False), platform="cpu"
+)
 ad.defbilinear(_primitive, _gradient_of_x, _gradient_of_w)
 batching.primitive_batchers[_primitive] = _batch
 

@@ -5,21 +5,24 @@ Time comes first; `vmap` adds a batch. `resets[t]` true means that an episode be
 Each returns (state, out (T, H, V)); `state=None` is a fresh start, and the returned state continues
 the stream. The functions named `_*_step` are the paper's algorithms line by line, and are what
 `method="sequential"` runs; "associative" is the parallel scan of Appendix F; "chunked" is the same
-mathematics reordered for speed (`agalite_chunked.py`, `galite_chunked.py`). "auto" chooses.
+mathematics reordered for speed (`agalite_chunked.py`, `galite_chunked.py`). "auto" chooses; on a
+CPU our own kernels (`agalite_native.py`, `galite_native.py`), or "chunked" where there are none.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from agalite import errors
-from agalite.ops import agalite_chunked, galite_chunked
+from agalite import errors, native
+from agalite.ops import agalite_chunked, agalite_native, galite_chunked, galite_native
 from agalite.ops.arguments import bool_resets, both_or_neither, check_heads
 from agalite.ops.delta import Basis, advance_phase, make_basis, oscillators
 from agalite.ops.features import Outer, as_outer
+from agalite.ops.projected import are_columns, columns_of
 from agalite.ops.recurrence import METHODS, Method, linear_recurrence, on_accelerator
 from agalite.ops.state import (
     AGaLiTeState,
@@ -132,8 +135,12 @@ def galite_attention(
     state: MatrixState | None = None,
     *,
     method: Method = "auto",
+    columns: Float[Array, "T H N"] | None = None,
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
-    """Algorithm 3. beta and gamma both None switch the gates off: nothing is ever forgotten."""
+    """Algorithm 3. beta and gamma both None switch the gates off: nothing is ever forgotten.
+
+    columns: see `agalite_attention`.
+    """
     if not both_or_neither(beta, gamma):
         return linear_attention(q, k, v, resets, state, method=method)
     assert beta is not None
@@ -151,8 +158,15 @@ def galite_attention(
             return _read_matrix(C, s, outer_q.expand())
         case _:
             keep = _per_head(~resets, v).astype(v.dtype)
-            inputs = galite_chunked.Inputs(outer_q, outer_k, outer_gamma, v, beta, keep)
-            final, out = galite_chunked.attend(EPSILON, galite_chunked.Matrix(*start), inputs)
+            matrix = galite_chunked.Matrix(*start)
+            if _kernels(method, matrix, outer_q, v):
+                raw, activate = _columns(columns, outer_q, outer_k, v, beta, outer_gamma)
+                narrow = outer_q.narrow.shape[-1]
+                inputs = galite_native.Inputs(raw, keep)
+                final, out = galite_native.attend(EPSILON, narrow, activate, matrix, inputs)
+            else:
+                inputs = galite_chunked.Inputs(outer_q, outer_k, outer_gamma, v, beta, keep)
+                final, out = galite_chunked.attend(EPSILON, matrix, inputs)
             return MatrixState(*final), out
 
 
@@ -170,12 +184,14 @@ def agalite_attention(
     key: Array | None = None,
     fold: bool = True,
     method: Method = "auto",
+    columns: Float[Array, "T H N"] | None = None,
 ) -> tuple[AGaLiTeState, Float[Array, "T H V"]]:
     """Algorithm 4. beta and gamma both None switch the gates off.
 
     basis: "paper" (to the letter), "published", "slots" or "rank1" (needs `key` at a fresh start);
     for the last two r is the number of state vectors. fold=False keeps the duplicates and the
-    separate s of the paper's equations, for comparison only.
+    separate s of the paper's equations, for comparison only. columns: what q, k, v, beta and gamma
+    are the activations of, if they come from one projection (`projected.py`): kernels start there.
     """
     b = make_basis(basis, r, fold=fold)
     gated = both_or_neither(beta, gamma)
@@ -197,14 +213,18 @@ def agalite_attention(
             )
         case _:
             keep = _per_head(~resets, v).astype(v.dtype)
-            inputs = agalite_chunked.Inputs(
-                outer_q, outer_k, outer_gamma, v, beta, _per_head(osc, v), keep
-            )
             reading = agalite_chunked.Reading(b.numerator, b.denominator, EPSILON)
             factors = (outer_q.narrow.shape[-1], outer_q.wide.shape[-1])
             shape = start.keys.shape
             sums = agalite_chunked.Sums(start.keys.reshape(*shape[:2], *factors), start.values)
-            last, out = agalite_chunked.attend(reading, sums, inputs)
+            osc = _per_head(osc, v)
+            if outer_gamma is not None and beta is not None and _kernels(method, sums, outer_q, v):
+                raw, activate = _columns(columns, outer_q, outer_k, v, beta, outer_gamma)
+                inputs = agalite_native.Inputs(raw, keep, osc)
+                last, out = agalite_native.attend(reading, activate, sums, inputs)
+            else:
+                inputs = agalite_chunked.Inputs(outer_q, outer_k, outer_gamma, v, beta, osc, keep)
+                last, out = agalite_chunked.attend(reading, sums, inputs)
             keys, values = last.keys.reshape(shape), last.values
     return AGaLiTeState(keys, values, phases[-1], start.signs), out
 
@@ -312,6 +332,22 @@ def _choose(method: Method, v: Array) -> Method:
     if v.shape[0] == 1:
         return "sequential"  # a single step: there is nothing to arrange
     return "associative" if on_accelerator() else "chunked"
+
+
+def _kernels(method: Method, state: Any, q: Outer, v: Array) -> bool:
+    """Whether "auto" means our own kernels, which compute what "chunked" does."""
+    return method == "auto" and native.usable(*state, *q, v)
+
+
+def _columns(
+    columns: Array | None, q: Outer, k: Outer, v: Array, beta: Array, gamma: Outer
+) -> tuple[Array, bool]:
+    """Columns for the kernels, and whether they are still to be activated."""
+    if columns is None:
+        return columns_of(q, k, v, beta, gamma), False
+    if not are_columns(columns, q, v):
+        raise ValueError(f"columns of shape {columns.shape} are not those that q and v come from")
+    return columns, True
 
 
 def _per_head(x: Array, like: Array) -> Array:

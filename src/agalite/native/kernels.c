@@ -1,0 +1,45 @@
+/* agalite's kernels for CPUs, called by XLA: see __init__.py for what they are for. */
+
+#include <math.h>
+
+#include "frame.h"
+#include "pool.h"
+#include "team.h"
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+/* Before loops over a few rows whose sums must stay in registers. */
+#define UNROLLED _Pragma("GCC unroll 16")
+
+/* The factors of q, k and gamma in columns.h. */
+enum { WIDE_Q, WIDE_K, WIDE_GAMMA, NARROW_Q, NARROW_K, NARROW_GAMMA, FACTORS };
+#define IS_GAMMA(factor) ((factor) == WIDE_GAMMA || (factor) == NARROW_GAMMA)
+
+#define REAL float
+#define REAL_BITS 32
+#define INTEGER int32_t
+#define NAME(x) x##_f32
+#include "all.h"
+#undef REAL
+#undef REAL_BITS
+#undef INTEGER
+#undef NAME
+
+#define REAL double
+#define REAL_BITS 64
+#define INTEGER int64_t
+#define NAME(x) x##_f64
+#include "all.h"
+
+HANDLER(product)
+HANDLER(agalite_forward)
+HANDLER(agalite_backward)
+HANDLER(galite_forward)
+HANDLER(galite_backward)
+HANDLER(stack)
