@@ -12,6 +12,7 @@ import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agalite import native
 from agalite.machine import commit, processor
 from agalite.version import __version__
 
@@ -99,5 +100,6 @@ def machine() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "python": platform.python_version(),
+        "kernels": native.why_not() or "used",
         "huge_pages": "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", ""),
     }
