@@ -15,6 +15,7 @@ from agalite.memory.gated import FeatureAttention, check_features
 from agalite.memory.packed import Packed, packable
 from agalite.ops.attention import agalite_attention
 from agalite.ops.delta import BASES, Basis, make_basis
+from agalite.ops.features import feature_width
 from agalite.ops.recurrence import METHODS, Method
 from agalite.ops.state import AGaLiTeState, agalite_state
 
@@ -63,16 +64,19 @@ class AGaLiTeMemoryState(NamedTuple):
     signs: UInt32[Array, " 2"] | None
 
 
-class AGaLiTeAttention(FeatureAttention):
-    @property
-    def basis(self) -> Basis:
-        return make_basis(self.config.basis, self.config.r, fold=self.config.fold)
+def _state_of_a_layer(c: AGaLiTeConfig, dtype: Any) -> AGaLiTeState:
+    key = jax.random.key(c.seed) if c.basis == "rank1" else None
+    width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
+    return agalite_state(_basis(c), c.heads, width, c.head_size, dtype, key)
 
+
+def _basis(c: AGaLiTeConfig) -> Basis:
+    return make_basis(c.basis, c.r, fold=c.fold)
+
+
+class AGaLiTeAttention(FeatureAttention):
     def initial_state(self) -> AGaLiTeState:
-        c = self.config
-        key = jax.random.key(c.seed) if c.basis == "rank1" else None
-        dtype = self.out.weight.dtype
-        return agalite_state(self.basis, c.heads, self.project.width, c.head_size, dtype, key)
+        return _state_of_a_layer(self.config, self.out.weight.dtype)
 
     def __call__(
         self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
@@ -106,9 +110,11 @@ class AGaLiTe(Stack):
         self._build(c, input_size, attention, key)
 
     def initial_state(self) -> AGaLiTeMemoryState:
-        blocks = self.blocks.blocks if isinstance(self.blocks, Packed) else self.blocks
-        layers = tuple(block.attention.initial_state() for block in blocks)
-        return self._pack(layers, layers[0].signs)
+        layer = _state_of_a_layer(self.config, self.dtype)
+        keys, values = (
+            jnp.zeros((self.config.layers, *x.shape), x.dtype) for x in (layer.keys, layer.values)
+        )
+        return AGaLiTeMemoryState(keys, values, layer.phase, layer.signs)
 
     def _pack(self, layers: tuple[AGaLiTeState, ...], signs: Array | None) -> AGaLiTeMemoryState:
         keys, values = (
@@ -136,6 +142,8 @@ class AGaLiTe(Stack):
         return packable(self.blocks) and self.config.basis != "rank1"
 
     def packed(self) -> Self:
+        if not self.packable:
+            return self
         return eqx.tree_at(lambda m: m.blocks, self, Packed(self.blocks))
 
     def _run_packed(
@@ -148,7 +156,7 @@ class AGaLiTe(Stack):
         if h.shape[0] > 1 or not native.usable(h, blocks.weights):
             return plain(blocks, state, h, resets)
         c = self.config
-        basis = make_basis(c.basis, c.r, fold=c.fold)
+        basis = _basis(c)
 
         @jax.custom_jvp
         def step(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
