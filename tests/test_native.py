@@ -232,6 +232,14 @@ def test_the_gradient_of_a_packed_step_is_that_of_the_blocks():
 
         ours, theirs = (eqx.filter_grad(loss)(m) for m in (memory.packed(), memory))
         assert_same(ours.blocks.weights, theirs.packed().blocks.weights, 1e-12)
+        used, _ = memory.step(memory.initial_state(), xs[0, 0], False)
+
+        def of_state(keys, memory):
+            return jnp.sum(jnp.sin(memory.step(used._replace(keys=keys), xs[0, 0], False)[1]))
+
+        ours, theirs = (jax.grad(of_state)(used.keys, m) for m in (memory.packed(), memory))
+        assert np.abs(theirs).max() > 0
+        assert_same(ours, theirs, 1e-12)
 
 
 def test_a_reset_clears_even_an_infinite_state():
@@ -249,8 +257,11 @@ def test_what_cannot_be_packed_is_left_alone():
                     {"basis": "rank1"}):  # fmt: skip
         memory = make_memory("agalite", INPUT, layers=1, d_model=4, **options)
         assert not memory.packable
+        assert memory.packed() is memory
         assert isinstance(turned(memory).blocks, tuple)
     assert not make_memory("gru", INPUT).packable
+    packed = model("agalite", "tiny", np.float32).packed()
+    assert packed.packed() is packed
     half = cast(model("agalite", "tiny", np.float32), jnp.bfloat16)
     assert not half.packable
 
@@ -312,9 +323,9 @@ def python(code, **environment):
 
 
 def test_they_can_be_left_out():
-    assert python("from agalite import native; print(native.why_not())", AGALITE_NATIVE="0") == (
-        "AGALITE_NATIVE=0"
-    )
+    for off in ("0", "off"):
+        said = python("from agalite import native; print(native.why_not())", AGALITE_NATIVE=off)
+        assert said == f"AGALITE_NATIVE={off}"
 
 
 def test_without_a_compiler_everything_still_runs(tmp_path):
@@ -346,6 +357,35 @@ def test_a_compiler_that_fails_says_what_it_said(tmp_path, monkeypatch):
     with pytest.raises(build.Unavailable, match=r"no luck today.*absent"):
         build.load(tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())  # nothing half-built stays behind
+
+
+def test_a_compiler_that_does_nothing_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "compilers", lambda: [["true"]])
+    with pytest.raises(build.Unavailable, match="true"):
+        build.load(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:20_000], lambda b: b[:-9] + bytes(9)])
+def test_a_damaged_file_is_built_again(damage, tmp_path):
+    """Loading it would end the process, and every one after it."""
+    build.load(tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # it is in use: a new file under the old name
+    path.write_bytes(damage(whole))
+    build.load(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_where_nothing_can_be_kept_they_are_built_all_the_same(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    said = python(
+        "from agalite import native; print(native.why_not())",
+        XDG_CACHE_HOME=str(tmp_path / "file"),
+    )
+    assert said == "None"
 
 
 def test_calling_one_that_is_not_there_says_why(monkeypatch):

@@ -158,15 +158,15 @@ class AGaLiTe(Stack):
         c = self.config
         basis = _basis(c)
 
-        @jax.custom_jvp
+        @jax.custom_vjp
         def step(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
             keys, values, phase, h = packed.step(blocks, basis, c.eta, c.ffn_size, state, h, resets)
             return AGaLiTeMemoryState(keys, values, phase, state.signs), h
 
-        @step.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
-            return jax.jvp(plain, primals, tangents)
-
+        step.defvjp(
+            lambda *args: (step(*args), args),
+            lambda args, d: jax.vjp(plain, *args)[1](d),
+        )
         return step(blocks, state, h, resets)
 
     def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:

@@ -42,8 +42,9 @@ def _registered() -> str | None:
 
 def why_not() -> str | None:
     """Why the kernels are not used, in a sentence; None if they are."""
-    if os.environ.get("AGALITE_NATIVE") == "0":
-        return "AGALITE_NATIVE=0"
+    asked = os.environ.get("AGALITE_NATIVE", "")
+    if asked.lower() in ("0", "false", "off", "no"):
+        return f"AGALITE_NATIVE={asked}"
     if getattr(_local, "off", False):
         return "switched off"
     if jax.default_backend() != "cpu":

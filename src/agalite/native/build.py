@@ -5,6 +5,8 @@ under a name that says what it was built from: another source, compiler or proce
 file.
 """
 
+import atexit
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -59,14 +61,19 @@ def load(folder: Path | None = None) -> ctypes.CDLL:
     folder = cache_folder() if folder is None else folder
     complaints = []
     for command in commands:
-        path = folder / f"kernels-{_fingerprint(command)}.so"
         try:
-            if not path.exists():
-                _build(command, path)
-            return ctypes.CDLL(str(path))
+            return _opened(_found(command, folder) or _built(command, folder))
         except (OSError, subprocess.SubprocessError, Unavailable) as error:
             complaints.append(f"{' '.join(command)}: {error}")
     raise Unavailable("no C compiler could build them: " + "; ".join(complaints))
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in HANDLERS:
+        if not hasattr(library, f"agalite_{name}"):
+            raise Unavailable(f"{path} has no agalite_{name}")
+    return library
 
 
 def cache_folder() -> Path:
@@ -92,19 +99,46 @@ def _processor() -> str:
     return "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _build(command: list[str], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Under a name of its own, then renamed: others may be building the same thing.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix="building-", suffix=".so")
+def _found(command: list[str], folder: Path) -> Path | None:
+    """What was built before, if it is whole: loading a damaged file would end the process."""
+    for path in folder.glob(f"kernels-{_fingerprint(command)}-*.so"):
+        if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
+            return path
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _built(command: list[str], folder: Path) -> Path:
+    """Compiled under a name of its own and renamed once it is whole: others may be at it too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
+    except OSError:  # nothing can be kept: build for this process alone
+        folder = Path(tempfile.mkdtemp(prefix="agalite-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     os.close(handle)
     try:
-        line = [*command, *_FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCES / "kernels.c"), "-lm"]
-        done = subprocess.run(
-            [*line, "-o", name], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-        if done.returncode:
-            said = [line for line in done.stderr.splitlines() if "error" in line]
-            raise Unavailable(said[0] if said else f"exit code {done.returncode}")
+        _compile(command, name)
+        _opened(Path(name))  # a compiler that did nothing is found out here
+        content = Path(name).read_bytes()
+        path = folder / f"kernels-{_fingerprint(command)}-{_digest(content)}.so"
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+    return path
+
+
+def _compile(command: list[str], name: str) -> None:
+    line = [*command, *_FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCES / "kernels.c"), "-lm"]
+    done = subprocess.run(
+        [*line, "-o", name], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line]
+        raise Unavailable(said[0] if said else f"exit code {done.returncode}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]

@@ -44,7 +44,14 @@ def check_heads(**arrays: Any) -> None:
         elif name in expected:
             errors.shape(name, x, expected[name])
         for leaf in jax.tree.leaves(x):
+            if name not in ("resets", "starts"):
+                _check_floating(name, leaf)
             errors.finite(name, leaf)
+
+
+def _check_floating(name: str, x: Any) -> None:
+    if not jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
+        raise ValueError(f"{name} has type {jnp.asarray(x).dtype}; it must be floating-point")
 
 
 def _check_features(name: str, x: Any, q: Any, steps: int, heads: int) -> None:

@@ -22,7 +22,7 @@ from agalite.ops import agalite_chunked, agalite_native, galite_chunked, galite_
 from agalite.ops.arguments import bool_resets, both_or_neither, check_heads
 from agalite.ops.delta import Basis, advance_phase, make_basis, oscillators
 from agalite.ops.features import Outer, as_outer
-from agalite.ops.projected import are_columns, columns_of
+from agalite.ops.projected import columns_of, columns_shape
 from agalite.ops.recurrence import METHODS, Method, linear_recurrence, on_accelerator
 from agalite.ops.state import (
     AGaLiTeState,
@@ -120,7 +120,12 @@ def linear_attention(
             return _read_matrix(C, s, outer_q.expand())
         case _:
             final, out = galite_chunked.attend_ungated(
-                galite_chunked.Matrix(*start), outer_q, outer_k, v, resets, epsilon=EPSILON
+                galite_chunked.Matrix(*start),
+                outer_q,
+                outer_k,
+                v,
+                resets,
+                epsilon=_epsilon(v.dtype),
             )
             return MatrixState(*final), out
 
@@ -163,10 +168,12 @@ def galite_attention(
                 raw, activate = _columns(columns, outer_q, outer_k, v, beta, outer_gamma)
                 narrow = outer_q.narrow.shape[-1]
                 inputs = galite_native.Inputs(raw, keep)
-                final, out = galite_native.attend(EPSILON, narrow, activate, matrix, inputs)
+                final, out = galite_native.attend(
+                    _epsilon(v.dtype), narrow, activate, matrix, inputs
+                )
             else:
                 inputs = galite_chunked.Inputs(outer_q, outer_k, outer_gamma, v, beta, keep)
-                final, out = galite_chunked.attend(EPSILON, matrix, inputs)
+                final, out = galite_chunked.attend(_epsilon(v.dtype), matrix, inputs)
             return MatrixState(*final), out
 
 
@@ -213,7 +220,7 @@ def agalite_attention(
             )
         case _:
             keep = _per_head(~resets, v).astype(v.dtype)
-            reading = agalite_chunked.Reading(b.numerator, b.denominator, EPSILON)
+            reading = agalite_chunked.Reading(b.numerator, b.denominator, _epsilon(v.dtype))
             factors = (outer_q.narrow.shape[-1], outer_q.wide.shape[-1])
             shape = start.keys.shape
             sums = agalite_chunked.Sums(start.keys.reshape(*shape[:2], *factors), start.values)
@@ -251,7 +258,13 @@ def _galite_step(state: MatrixState, x: tuple[Array, ...]) -> tuple[MatrixState,
 
 
 def _divide(C: Array, s: Array, q: Array) -> Float[Array, "H V"]:
-    return jnp.einsum("hvk,hk->hv", C, q) / (jnp.einsum("hk,hk->h", s, q) + EPSILON)[:, None]
+    bottom = jnp.einsum("hk,hk->h", s, q) + _epsilon(q.dtype)
+    return jnp.einsum("hvk,hk->hv", C, q) / bottom[:, None]
+
+
+def _epsilon(dtype: jnp.dtype) -> float:
+    """EPSILON, or in float16, to which that is nothing, the smallest number it can divide by."""
+    return max(EPSILON, float(jnp.finfo(dtype).tiny))
 
 
 def _agalite_step(basis: Basis) -> Callable[..., tuple[tuple[Array, Array], Array]]:
@@ -269,7 +282,7 @@ def _agalite_step(basis: Basis) -> Callable[..., tuple[tuple[Array, Array], Arra
         scores = jnp.einsum("hrk,hk->hr", keys, q)
         # line 14: a = sum_i v~_i (k~_i . q), duplicates counted
         a = jnp.einsum("hr,hrv->hv", scores[:, : len(top)] * jnp.asarray(top, q.dtype), values)
-        b = scores @ jnp.asarray(bottom, q.dtype) + EPSILON  # line 15: b = 2 r (s . q)
+        b = scores @ jnp.asarray(bottom, q.dtype) + _epsilon(q.dtype)  # line 15: b = 2 r (s . q)
         return (keys, values), a / b[:, None]  # line 16
 
     return step
@@ -296,7 +309,7 @@ def _agalite_associative(
     values = run(decay_v, write_v, osc[:, :count], state.values)
     scores = jnp.einsum("thrk,thk->thr", keys, q.expand())
     weights = scores[..., :count] * jnp.asarray(basis.numerator, v.dtype)
-    bottom = scores @ jnp.asarray(basis.denominator, v.dtype) + EPSILON
+    bottom = scores @ jnp.asarray(basis.denominator, v.dtype) + _epsilon(v.dtype)
     out = jnp.einsum("thr,thrv->thv", weights, values) / bottom[..., None]
     return (keys[-1], values[-1]), out
 
@@ -345,8 +358,11 @@ def _columns(
     """Columns for the kernels, and whether they are still to be activated."""
     if columns is None:
         return columns_of(q, k, v, beta, gamma), False
-    if not are_columns(columns, q, v):
-        raise ValueError(f"columns of shape {columns.shape} are not those that q and v come from")
+    if columns.shape != columns_shape(q, v):
+        raise ValueError(
+            f"columns of shape {columns.shape} are not what q and v come from: that is "
+            f"(T, H, 3 W + 2 V + 3 E) = {columns_shape(q, v)}"
+        )
     return columns, True
 
 

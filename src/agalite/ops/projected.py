@@ -6,8 +6,6 @@ factors of k, q and gamma (E each); q, k and gamma stand for outer products of w
 through relu and sigmoid; the kernels activate them as they read, and nothing is written twice.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -22,7 +20,7 @@ def columns_of(
     return jnp.concatenate(parts, axis=-1)
 
 
-def are_columns(columns: Any, q: Outer, v: Array) -> bool:
-    """Whether the width is that of such a projection."""
+def columns_shape(q: Outer, v: Array) -> tuple[int, ...]:
+    """(T, H, N) of the projection that gave q and v."""
     width = 3 * q.wide.shape[-1] + 2 * v.shape[-1] + 3 * q.narrow.shape[-1]
-    return columns.shape == (*v.shape[:2], width)
+    return (*v.shape[:2], width)
