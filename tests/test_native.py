@@ -1,13 +1,9 @@
-"""Our own kernels against what they stand in for, and what happens where there are none.
+"""Our own kernels against what they stand in for.
 
 The table of attentions (`test_attention_ops.py`, method "auto") and the contract hold them to the
 paper's equations at small sizes; here are sizes that fill vectors, many lanes and many threads.
 """
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import equinox as eqx
@@ -21,7 +17,6 @@ from agalite.memory import make_memory
 from agalite.memory.layers import turned
 from agalite.memory.packed import Packed, in_order
 from agalite.memory.product import product
-from agalite.native import build
 from models import cast
 
 INPUT = 6
@@ -308,101 +303,3 @@ def test_many_callers_at_once():
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-# --- without them ---------------------------------------------------------------------------------
-
-
-def python(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_they_can_be_left_out():
-    for off in ("0", "off"):
-        said = python("from agalite import native; print(native.why_not())", AGALITE_NATIVE=off)
-        assert said == f"AGALITE_NATIVE={off}"
-
-
-def test_without_a_compiler_everything_still_runs(tmp_path):
-    code = """
-        import sys
-        sys.modules["ziglang"] = None
-        import importlib.util
-        found = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *a: None if name == "ziglang" else found(name, *a)
-        import jax, jax.numpy as jnp, agalite
-        from agalite import native
-        from agalite.memory.layers import turned
-        memory = agalite.make_memory("agalite", 2, layers=1, d_model=4, heads=1, head_size=3)
-        memory = turned(memory)
-        state, y = memory.step(memory.initial_state(), jnp.ones(2), False)
-        _, ys = memory.scan(memory.initial_state(), jnp.ones((3, 2)))
-        assert jnp.isfinite(ys).all() and jnp.allclose(ys[0], y, atol=1e-6)
-        print(native.why_not())
-    """
-    said = python(code, PATH=str(tmp_path), CC="", XDG_CACHE_HOME=str(tmp_path))
-    assert said == "there is no C compiler (gcc, clang, or: pip install 'agalite[native]')"
-
-
-def test_a_compiler_that_fails_says_what_it_said(tmp_path, monkeypatch):
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho 'kernels.c:1: error: no luck today' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(build, "compilers", lambda: [[str(broken)], [str(tmp_path / "absent")]])
-    with pytest.raises(build.Unavailable, match=r"no luck today.*absent"):
-        build.load(tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())  # nothing half-built stays behind
-
-
-def test_a_compiler_that_does_nothing_is_found_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "compilers", lambda: [["true"]])
-    with pytest.raises(build.Unavailable, match="true"):
-        build.load(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:20_000], lambda b: b[:-9] + bytes(9)])
-def test_a_damaged_file_is_built_again(damage, tmp_path):
-    """Loading it would end the process, and every one after it."""
-    build.load(tmp_path)
-    (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
-    path.unlink()  # it is in use: a new file under the old name
-    path.write_bytes(damage(whole))
-    build.load(tmp_path)
-    (path,) = tmp_path.iterdir()
-    assert len(path.read_bytes()) == len(whole)
-
-
-def test_where_nothing_can_be_kept_they_are_built_all_the_same(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    said = python(
-        "from agalite import native; print(native.why_not())",
-        XDG_CACHE_HOME=str(tmp_path / "file"),
-    )
-    assert said == "None"
-
-
-def test_calling_one_that_is_not_there_says_why(monkeypatch):
-    monkeypatch.setattr(native, "_registered", lambda: "there is no C compiler")
-    with pytest.raises(build.Unavailable, match="product is not available: there is no C compiler"):
-        native.call("product", [(1, 2)], jnp.ones((1, 3)), jnp.ones((2, 3)))
-
-
-@pytest.mark.parametrize("command", build.compilers(), ids=lambda c: os.path.basename(c[-1]))
-def test_every_compiler_here_builds_them_without_a_warning(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-Wall", "-Wextra", "-Werror"))
-    monkeypatch.setattr(build, "compilers", lambda: [command])
-    library = build.load(tmp_path)
-    for name in build.HANDLERS:
-        assert getattr(library, f"agalite_{name}")
-    built = list(tmp_path.iterdir())
-    assert len(built) == 1
-    before = built[0].stat().st_mtime_ns
-    build.load(tmp_path)
-    assert built[0].stat().st_mtime_ns == before  # and the second time they are there
