@@ -67,7 +67,7 @@ def collect(
 ) -> tuple[Place, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for `steps`; returns also the memory (N, B, ...) at the start of every `sequence`."""
 
-    model = turned(model)
+    model = turned(model, streams=vector.count)
 
     def part(place: Place, keys: Array):
         memory = place.memory

@@ -25,7 +25,7 @@ def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
     The weights lie as for acting: packed where the memory can be, and turned for a `batch` of
     streams side by side.
     """
-    memory = memory.packed() if batch is None else turned(memory)
+    memory = memory.packed() if batch is None else turned(memory, streams=batch)
     weights, join = _flat(memory)
     start, reset, xs = memory.initial_state(), jnp.zeros((), bool), stream_inputs(memory)
     if batch is not None:

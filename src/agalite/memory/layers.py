@@ -136,10 +136,15 @@ class MLP(eqx.Module):
         return relu(self.out(relu(self.into(x))))
 
 
-def turned(model: Any) -> Any:
-    """The same model with its weights laid out to act with.
+# Up to so many streams side by side the kernel for packed weights is faster than XLA's products.
+_STREAMS = 48
 
-    Packed (`packed.py`), where a memory can be; else its layers' weights are `Turned`.
+
+def turned(model: Any, *, streams: int = 1) -> Any:
+    """The same model with its weights laid out to act with, for so many streams side by side.
+
+    Packed (`packed.py`), where a memory can be and they are few; else its layers' weights are
+    `Turned`.
     """
 
     def turn(layer: Any) -> Any:
@@ -151,7 +156,9 @@ def turned(model: Any) -> Any:
         return eqx.tree_at(lambda x: x.weight, layer, Turned(layer.weight, outputs=outputs))
 
     def is_leaf(x: Any) -> bool:
-        return isinstance(x, Linear | HeadsIn | HeadsOut) or (isinstance(x, Memory) and x.packable)
+        return isinstance(x, Linear | HeadsIn | HeadsOut) or (
+            isinstance(x, Memory) and streams <= _STREAMS and x.packable
+        )
 
     return jax.tree.map(turn, model, is_leaf=is_leaf)
 

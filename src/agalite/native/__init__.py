@@ -22,7 +22,7 @@ import numpy as np
 
 from agalite.native.build import HANDLERS, Unavailable, load
 
-__all__ = ["call", "switched_off", "threads", "usable", "why_not"]
+__all__ = ["call", "one_thread", "switched_off", "threads", "usable", "why_not"]
 
 _local = threading.local()
 
@@ -60,15 +60,24 @@ def usable(*arrays: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def switched_off() -> Iterator[None]:
+def switched_off() -> contextlib.AbstractContextManager[None]:
     """What is traced inside, in this thread, is XLA's alone: to compare, or to export."""
-    before = getattr(_local, "off", False)
-    _local.off = True
+    return _with("off")
+
+
+def one_thread() -> contextlib.AbstractContextManager[None]:
+    """Kernels traced inside use one thread: for programs that share the cores with others."""
+    return _with("alone")
+
+
+@contextlib.contextmanager
+def _with(name: str) -> Iterator[None]:
+    before = getattr(_local, name, False)
+    setattr(_local, name, True)
     try:
         yield
     finally:
-        _local.off = before
+        setattr(_local, name, before)
 
 
 def call(
@@ -89,5 +98,7 @@ def call(
 
 def threads() -> int:
     """Cores for one call: seeds that train side by side, a device each, have their own."""
+    if getattr(_local, "alone", False):
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // jax.local_device_count())

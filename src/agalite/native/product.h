@@ -57,33 +57,40 @@ static inline __attribute__((always_inline)) vec NAME(sums_of)(vec *a) {
 #endif
 }
 
-static void NAME(product_rows)(const product_job *job, int64_t output, int64_t end) {
-  const int64_t inputs = job->inputs, vectors = NAME(padded)(inputs) / LANES;
-  const int64_t width = NAME(padded)(inputs), full = inputs / LANES;
+/* TILE_ROWS rows, whose numbers stay in the first cache, times some outputs. */
+static void NAME(product_tile)(const product_job *job, int64_t row, int64_t output, int64_t end) {
+  const int64_t inputs = job->inputs, width = NAME(padded)(inputs), full = inputs / LANES;
+  const REAL *x = job->x + row * width;
   for (; output < end; output += TILE_OUTPUTS) {
     const REAL *w[8];
     /* Past the last output the last one is computed again. */
     UNROLLED for (int o = 0; o < TILE_OUTPUTS; o++)
       w[o] = job->w + (output + o < job->outputs ? output + o : job->outputs - 1) * inputs;
-    for (int64_t row = 0; row < job->rows; row += TILE_ROWS) {
-      const REAL *x = job->x + row * width;
-      vec sums[VECTOR_BYTES / sizeof(REAL)] = {0};
-      for (int64_t i = 0; i < vectors; i++)
-        UNROLLED for (int o = 0; o < TILE_OUTPUTS; o++) {
-          vec weight = {0};
-          if (i < full)
-            weight = AT(w[o], i);
-          else
-            for (int64_t j = 0; j < inputs - full * LANES; j++) weight[j] = w[o][full * LANES + j];
-          UNROLLED for (int r = 0; r < TILE_ROWS; r++)
-            sums[o * TILE_ROWS + r] += weight * AT(x + r * width, i);
-        }
-      const vec total = NAME(sums_of)(sums);
-      for (int o = 0; o < TILE_OUTPUTS && output + o < end; o++)
-        for (int r = 0; r < TILE_ROWS && row + r < job->rows; r++)
-          job->y[(row + r) * job->outputs + output + o] = total[o * TILE_ROWS + r];
-    }
+    vec sums[VECTOR_BYTES / sizeof(REAL)] = {0};
+    for (int64_t i = 0; i < width / LANES; i++)
+      UNROLLED for (int o = 0; o < TILE_OUTPUTS; o++) {
+        vec weight = {0};
+        if (i < full)
+          weight = AT(w[o], i);
+        else
+          for (int64_t j = 0; j < inputs - full * LANES; j++) weight[j] = w[o][full * LANES + j];
+        UNROLLED for (int r = 0; r < TILE_ROWS; r++)
+          sums[o * TILE_ROWS + r] += weight * AT(x + r * width, i);
+      }
+    const vec total = NAME(sums_of)(sums);
+    for (int o = 0; o < TILE_OUTPUTS && output + o < end; o++)
+      for (int r = 0; r < TILE_ROWS && row + r < job->rows; r++)
+        job->y[(row + r) * job->outputs + output + o] = total[o * TILE_ROWS + r];
   }
+}
+
+/* As many outputs at a time as have their weights in the second cache, for all rows. */
+static void NAME(product_rows)(const product_job *job, int64_t output, int64_t end) {
+  int64_t block = 131072 / (job->inputs * (int64_t)sizeof(REAL)) / TILE_OUTPUTS * TILE_OUTPUTS;
+  if (block < TILE_OUTPUTS) block = TILE_OUTPUTS;
+  for (; output < end; output += block)
+    for (int64_t row = 0; row < job->rows; row += TILE_ROWS)
+      NAME(product_tile)(job, row, output, output + block < end ? output + block : end);
 }
 
 /* One large piece for each thread, three quarters in all, and what is left in small ones for whoever is

@@ -70,7 +70,7 @@ def evaluate(
 
     @eqx.filter_jit  # the model is an argument: weights compiled into a program slow it down
     def play(model: ActorCritic, key: Array) -> Float[Array, "B E 3"]:
-        model = turned(model)
+        model = turned(model, streams=count)
         begin, run = jax.random.split(key)
         place = rollout.begin(model, vector, begin)
         start = (place, jnp.zeros(count, jnp.int32), jnp.zeros((count, each, 3)), run)

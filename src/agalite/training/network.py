@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
+from agalite import native
 from agalite.memory.layers import turned
 from agalite.nets.actor_critic import ActorCritic
 from agalite.training.config import Config
@@ -71,7 +72,8 @@ class Network:
         """`count` is different at every call with the same key."""
         model = self._prepared(prepared)
         keys = jax.random.split(jax.random.fold_in(key, count), resets.shape[0])
-        memory, policy, values = jax.vmap(model.step)(memory, obs, resets)
+        with native.one_thread():  # the worlds' processes and the learner need the cores too
+            memory, policy, values = jax.vmap(model.step)(memory, obs, resets)
         sampled = jax.vmap(lambda p, k: p.sample(k))(policy, keys)
         log_probs = jax.vmap(lambda p, a: p.log_prob(a))(policy, sampled)
         return Acted(memory, jax.vmap(model.to_world)(sampled), sampled, log_probs, values)
@@ -85,7 +87,8 @@ class Network:
     ) -> Float[Array, " B"]:
         """What the critic says to observations that are seen but not remembered."""
         model = self._prepared(prepared)
-        return jax.vmap(lambda m, o, r: model.step(m, o, r)[2])(memory, obs, resets)
+        with native.one_thread():
+            return jax.vmap(lambda m, o, r: model.step(m, o, r)[2])(memory, obs, resets)
 
     def _refresh(self, prepared: list[Array], memory: Any, like: Bool[Array, " B"]) -> Any:
         """The memory for new weights; `like` says only how many there are."""
