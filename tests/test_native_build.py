@@ -1,6 +1,7 @@
 """Building our own kernels: what is kept, what is mended, and what happens where there are none."""
 
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -105,3 +106,44 @@ def test_every_compiler_here_builds_them_without_a_warning(command, tmp_path, mo
     before = built[0].stat().st_mtime_ns
     build.load(tmp_path)
     assert built[0].stat().st_mtime_ns == before  # and the second time they are there
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other widths")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell"])
+def test_narrower_vectors_compute_the_same(processor, tmp_path):
+    """16 and 32 bytes, as older processors have them, and AVX-512 off."""
+    code = f"""
+        from agalite.native import build
+        build._FLAGS = tuple(
+            "-march={processor}" if flag == "-march=native" else flag for flag in build._FLAGS
+        )
+        import jax, jax.numpy as jnp, equinox as eqx
+        from agalite import make_memory, native
+        assert native.why_not() is None
+        xs = jax.random.normal(jax.random.key(1), (70, 5))
+        for name, options in (("galite", {{}}), ("agalite", {{"r": 7}})):
+            def run(method):
+                memory = make_memory(
+                    name, 5, layers=1, d_model=9, heads=2, head_size=7, ffn_size=6, eta=3,
+                    method=method, **options,
+                )
+                loss = lambda m: (lambda y: (jnp.sum(jnp.sin(y)), y))(
+                    m.scan(m.initial_state(), xs)[1]
+                )
+                return memory, *eqx.filter_jit(eqx.filter_grad(loss, has_aux=True))(memory)
+            (memory, ours, ys), (_, theirs, want) = run("auto"), run("sequential")
+            assert jnp.abs(ys - want).max() < 1e-4, name
+            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+                assert jnp.abs(a - b).max() < 1e-2 * jnp.abs(b).max() + 1e-6, name
+        packed = memory.packed()
+        assert packed is not memory
+        states = jax.tree.map(lambda x: jnp.stack([x] * 11), memory.initial_state())
+        resets = jnp.zeros(11, bool)
+        _, a = jax.vmap(packed.step)(states, xs[:11], resets)
+        _, b = jax.vmap(memory.step)(states, xs[:11], resets)
+        assert jnp.abs(a - b).max() < 1e-5
+        _, one = packed.step(memory.initial_state(), xs[0], False)
+        assert jnp.abs(one - b[0]).max() < 1e-5
+        print("same")
+    """
+    assert python(code, XDG_CACHE_HOME=str(tmp_path)) == "same"
