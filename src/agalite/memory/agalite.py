@@ -75,6 +75,10 @@ def _basis(c: AGaLiTeConfig) -> Basis:
 
 
 class AGaLiTeAttention(FeatureAttention):
+    @property
+    def basis(self) -> Basis:
+        return _basis(self.config)
+
     def initial_state(self) -> AGaLiTeState:
         return _state_of_a_layer(self.config, self.out.weight.dtype)
 
