@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,export,wandb,ray,flax,docs,dev]"
 	# A C compiler for our kernels, where the system has none.
-	@command -v gcc || command -v clang || command -v cc || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[native]"
+	@{ command -v gcc || command -v clang || command -v cc; } >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[native]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "memory-gym==1.0.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"

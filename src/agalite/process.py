@@ -31,6 +31,12 @@ def with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def cores() -> int:
+    """How many this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
+
+
 def use_devices(devices: int | None, seeds: int) -> None:
     """A CPU device for each seed, up to the cores; must come before JAX wakes up."""
     import jax
@@ -41,8 +47,7 @@ def use_devices(devices: int | None, seeds: int) -> None:
         errors.integer("devices", devices, minimum=1)
     elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = devices or max(n for n in range(1, (cores or 1) + 1) if seeds % n == 0)
+    count = devices or max(n for n in range(1, cores() + 1) if seeds % n == 0)
     jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -2,7 +2,8 @@
 
 * `product`: one row times a weight, at the speed at which memory can be read;
 * `agalite_*`, `galite_*`: the attentions of Algorithms 4 and 3, forwards and backwards, as plain
-  loops over time in which the state stays in cache.
+  loops over time in which the state stays in cache;
+* `stack`: a step of all layers of AGaLiTe, for one stream or a few.
 
 They are C (this folder), built on first use (`build.py`) and called by XLA as custom calls. Nothing
 needs them: where there is no C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agalite.native.build import HANDLERS, Unavailable, load
+from agalite.process import cores
 
 __all__ = ["call", "one_thread", "switched_off", "threads", "usable", "why_not"]
 
@@ -100,5 +102,4 @@ def threads() -> int:
     """Cores for one call: seeds that train side by side, a device each, have their own."""
     if getattr(_local, "alone", False):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // jax.local_device_count())
+    return max(1, cores() // jax.local_device_count())
