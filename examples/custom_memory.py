@@ -54,7 +54,7 @@ _, fresh = eqx.filter_jit(memory.scan)(memory.initial_state(), xs[20:], None)
 assert jnp.allclose(fresh, ys[20:], atol=1e-6)
 print(f"{memory.parameter_count} parameters, {memory.state_size} floats of state: as promised")
 
-# Learning: which of the first two numbers of the episode was larger, asked 15 steps later.
+# Agent: which of the first two numbers of the episode was larger, asked 15 steps later.
 data = jax.random.normal(jax.random.key(2), (256, 15, 8))
 label = data[:, 0, 0] > data[:, 0, 1]
 

@@ -51,12 +51,12 @@ def main() -> None:
         f"gym:{Path(__file__).stem}:examples/Recall-v0",
         f"{tempfile.mkdtemp()}/run",
         memory="gru",
-        memory_options={"d_model": 16, "hidden": 16},
-        hidden=16,
-        steps=8_000,
+        memory_options={"d_model": 16, "hidden_size": 16},
+        hidden_size=16,
+        total_timesteps=8_000,
         log_every=2_000,
-        rollout=16,
-        workers=2,
+        num_steps=16,
+        num_workers=2,
         envs_per_worker=4,
         processes=False,  # so cheap an environment needs no process of its own
     )

@@ -32,7 +32,11 @@ class TMaze:
         turned = at_junction and action in (UP, DOWN)
         if not at_junction:
             self.place = max(self.place + (action == RIGHT) - (action == LEFT), 0)
-        return self._observation(), turned or self.time >= 1000, turned and action == self.cue
+        return (
+            self._observation(),
+            turned or self.time >= 1000,
+            turned and action == self.cue,
+        )
 
     def _observation(self) -> np.ndarray:
         cue = [0, 0] if self.time else ([0, 1] if self.cue == UP else [1, 0])

@@ -27,9 +27,16 @@ def attend(params, xs, resets, state=None):
     """xs (T, WIDTH), resets (T,) -> state, (T, HEADS, V)."""
     q, k, v, beta, gamma = (jnp.einsum("td,dhv->thv", xs, params[name]) for name in names)
     return agalite_attention(
-        elu1(q), elu1(k), v, jax.nn.sigmoid(beta), jax.nn.sigmoid(gamma), resets, state,
-        r=4, basis="slots",
-    )  # fmt: skip
+        elu1(q),
+        elu1(k),
+        v,
+        jax.nn.sigmoid(beta),
+        jax.nn.sigmoid(gamma),
+        resets,
+        state,
+        r=4,
+        basis="slots",
+    )
 
 
 xs = jax.random.normal(jax.random.key(1), (TIME, WIDTH))

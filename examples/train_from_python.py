@@ -20,10 +20,10 @@ run = agalite.train(
     memory="agalite",
     memory_options={"d_model": 32, "layers": 1, "heads": 2, "head_size": 16, "ffn_size": 32},
     env_options={"corridor": 3, "max_steps": 50},
-    hidden=32,
-    rollout=16,
-    agent=A2C(learning_rate=3e-3, entropy=0.01),
-    steps=40_000,
+    hidden_size=32,
+    num_steps=16,
+    agent=A2C(learning_rate=3e-3, ent_coef=0.01),
+    total_timesteps=40_000,
     log_every=20_000,
 )
 summary = run.read_summary() or {}

@@ -156,9 +156,14 @@ def ask_oracle(op, x, resets, state=None):
     if op.basis is None:
         return oracle.per_head(oracle.galite_attention, *x, resets, states=states)
     return oracle.per_head(
-        oracle.agalite_attention, *x, resets, states=states, r=op.r, basis=op.basis,
+        oracle.agalite_attention,
+        *x,
+        resets,
+        states=states,
+        r=op.r,
+        basis=op.basis,
         signs=lambda t: sign_table(dtype)[t],
-    )  # fmt: skip
+    )
 
 
 def assert_close(got, want, tolerance):

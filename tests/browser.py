@@ -45,9 +45,7 @@ class Page:
 
     def evaluate(self, js: str) -> Any:
         """The value of an expression (a promise is waited for), as JSON can hold it."""
-        said = self._call(
-            "Runtime.evaluate", expression=js, returnByValue=True, awaitPromise=True
-        )  # fmt: skip
+        said = self._call("Runtime.evaluate", expression=js, returnByValue=True, awaitPromise=True)
         if problem := said.get("exceptionDetails"):
             raise AssertionError(f"{js}: {_words(problem)}")
         return said["result"].get("value")
@@ -146,19 +144,31 @@ def open_page(page: str | os.PathLike[str], *, width: int = 1200) -> Iterator[Pa
     ours, theirs = os.pipe(), os.pipe()  # what we say, what it says
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         command = [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update",
-            "--disable-extensions", f"--user-data-dir={profile}", f"--window-size={width},900",
-            "--remote-debugging-pipe", "about:blank",
-        ]  # fmt: skip
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-extensions",
+            f"--user-data-dir={profile}",
+            f"--window-size={width},900",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         # The pipe is on 3 and 4 by agreement; a shell puts it there, from well out of their way.
         hears, says = (fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (ours[0], theirs[1]))
         script = f'exec "$@" 3<&{hears} 4>&{says}'
         process = subprocess.Popen(
             ["/bin/bash", "-c", script, "bash", *command],
-            pass_fds=(hears, says), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env={**os.environ, "HOME": profile},
-        )  # fmt: skip
+            pass_fds=(hears, says),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": profile},
+        )
         for end in (hears, says, ours[0], theirs[1]):
             os.close(end)
         try:

@@ -43,8 +43,9 @@ class Diary(gym.Env):
 
     def _obs(self):
         # Numbers of order one, so that a network can tell them apart.
-        return np.array([self.number / 1000, self.episode / 8, self.time / 4, self.action / 2],
-                        np.float32)  # fmt: skip
+        return np.array(
+            [self.number / 1000, self.episode / 8, self.time / 4, self.action / 2], np.float32
+        )
 
 
 class Faulty(Diary):

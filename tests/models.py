@@ -29,9 +29,9 @@ ROWS = {
     "gtrxl": ("gtrxl", SMALL | {"memory": 5}),
     "gtrxl no cache": ("gtrxl", SMALL | {"memory": 4, "cache": False}),
     "gtrxl memory 1": ("gtrxl", SMALL | {"memory": 1}),
-    "gru": ("gru", {"d_model": 6, "hidden": 7}),
-    "gru horizon": ("gru", {"d_model": 6, "hidden": 7, "horizon": (2, 50)}),
-    "lstm": ("lstm", {"d_model": 6, "hidden": 7, "horizon": (2, 50)}),
+    "gru": ("gru", {"d_model": 6, "hidden_size": 7}),
+    "gru horizon": ("gru", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
+    "lstm": ("lstm", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
     "feedforward": ("feedforward", {"d_model": 6, "layers": 2, "ffn_size": 5}),
 }
 

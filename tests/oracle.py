@@ -58,10 +58,12 @@ def xl_attention(q, k, v, relative, u, w, starts):
         t = before + n  # position of the query's own key
         first = max(0, t - longest, starts[n])
         for h in range(heads):
-            scores = np.array([
-                (q[n, h] + u[h]) @ k[j, h] + (q[n, h] + w[h]) @ relative[t - j, h]
-                for j in range(first, t + 1)
-            ]) / math.sqrt(width)  # fmt: skip
+            scores = np.array(
+                [
+                    (q[n, h] + u[h]) @ k[j, h] + (q[n, h] + w[h]) @ relative[t - j, h]
+                    for j in range(first, t + 1)
+                ]
+            ) / math.sqrt(width)
             weights = np.exp(scores - scores.max())
             out[n, h] = (weights / weights.sum()) @ v[first : t + 1, h]
     return out

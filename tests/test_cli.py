@@ -103,9 +103,12 @@ def test_ctrl_c_is_answered_at_any_moment(pages, delays):
     """While this starts, starts itself again for larger pages, imports JAX, and computes."""
     for delay in delays:
         process = subprocess.Popen(
-            [sys.executable, "-c", START], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env={**os.environ, "AGALITE_HUGE_PAGES": pages, "GLIBC_TUNABLES": ""},
-        )  # fmt: skip
+            [sys.executable, "-c", START],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "AGALITE_HUGE_PAGES": pages, "GLIBC_TUNABLES": ""},
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         time.sleep(delay)

@@ -75,8 +75,8 @@ def parse(words):
     """Raises, or exits with another code than 0, unless the command line would accept this."""
     import tyro
 
-    from agalite.supervised import options as lra_options
-    from agalite.training import options
+    from agalite.supervised import command as lra_options
+    from agalite.training import command as options
 
     assert words.pop(0) == "agalite"
     if words[:1] == ["--debug"]:
@@ -164,7 +164,7 @@ def _complete(words):
 
 
 def test_the_parser_of_this_test_refuses(capsys):
-    parse(["agalite", "train", "tmaze", "--memory", "gru", "--model.hidden", "8"])
+    parse(["agalite", "train", "tmaze", "--memory", "gru", "--model.hidden-size", "8"])
     for bad in (
         "agalite trian tmaze",
         "agalite train tmaze --memory gru --model.heads 8",

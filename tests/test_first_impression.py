@@ -156,9 +156,13 @@ def test_zsh_completes(scripts):
     """In a terminal of its own, by the tab key."""
     terminal, theirs = pty.openpty()
     shell = subprocess.Popen(
-        ["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        ["zsh", "-f", "-i"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
         env={**os.environ, "TERM": "dumb", "PS1": "$ "},
-    )  # fmt: skip
+    )
     os.close(theirs)
 
     def until(text):
@@ -173,8 +177,11 @@ def test_zsh_completes(scripts):
         os.write(terminal, source.encode())
         until("ready")
         for typed, completed in (
-            ("agalite tra", "train"), (" tm", "tmaze"), (" --mem", "--memory"), (" gt", "gtrxl"),
-        ):  # fmt: skip
+            ("agalite tra", "train"),
+            (" tm", "tmaze"),
+            (" --mem", "--memory"),
+            (" gt", "gtrxl"),
+        ):
             os.write(terminal, f"{typed}\t".encode())
             until(completed)
     finally:

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from agalite.envs import table as worlds
-from agalite.memory.table import rows
+from agalite.envs import command as worlds
+from agalite.memory.registry import rows
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """What `agalite train`, `resume` and their likes do, from Python. Light until it is called.
 
-run = agalite.train("tmaze", env_options={"corridor": 10}, steps=300_000)
+run = agalite.train("tmaze", env_options={"corridor": 10}, total_timesteps=300_000)
 policy = agalite.load_policy(run)
 """
 
@@ -37,7 +37,7 @@ def train(
     from agalite import extras
 
     extras.require_training("agalite.train")
-    from agalite.training import options
+    from agalite.training import command
     from agalite.training.config import HostConfig, TrainConfig
     from agalite.training.train import train
 
@@ -50,13 +50,13 @@ def train(
     elif config is None or isinstance(config, str):
         if config is not None:
             settings = {"env": config, **settings}
-        config = options.configure(preset, settings)
+        config = command.configure(preset, settings)
     else:
         raise ValueError(
             f"config={config!r} must be a TrainConfig, or the name of an environment with other "
-            'settings by name: train("tmaze", steps=300_000)'
+            'settings by name: train("tmaze", total_timesteps=300_000)'
         )
-    return train(config, folder or options.new_folder(config), quiet=quiet, wandb=wandb)
+    return train(config, folder or command.new_folder(config), quiet=quiet, wandb=wandb)
 
 
 def resume(run: "Run | Folder", *, quiet: bool = False) -> "Run":
@@ -70,9 +70,13 @@ def resume(run: "Run | Folder", *, quiet: bool = False) -> "Run":
 
 
 def load_policy(
-    run: "Run | Folder", *, seed_number: int = 0, best: bool = False, greedy: bool = False,
+    run: "Run | Folder",
+    *,
+    seed_number: int = 0,
+    best: bool = False,
+    greedy: bool = False,
     seed: int = 0,
-) -> "Policy":  # fmt: skip
+) -> "Policy":
     """The agent of a run, or of the folder of one: see `Policy`.
 
     seed_number: which of the run's seeds, 0 is the first. best: the best checkpoint instead of the
@@ -83,9 +87,7 @@ def load_policy(
     extras.require_training("agalite.load_policy")
     from agalite.training.policy import load_policy
 
-    return load_policy(
-        _folder(run), seed_number=seed_number, best=best, greedy=greedy, seed=seed
-    )  # fmt: skip
+    return load_policy(_folder(run), seed_number=seed_number, best=best, greedy=greedy, seed=seed)
 
 
 def _folder(run: "Run | Folder") -> Folder:

@@ -4,8 +4,14 @@ from typing import Any
 
 # Told apart by people who confuse red and green, in print too (Okabe and Ito, 2008).
 COLOURS = BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
 INK, FAINT = "#333333", "#DDDDDD"
 
 

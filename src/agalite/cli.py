@@ -18,9 +18,9 @@ from agalite import extras, help
 from agalite.bench import command as bench
 from agalite.completion import Completion
 from agalite.export import command as export
-from agalite.process import Stopped, use_devices, with_huge_pages
 from agalite.studies import command as study
 from agalite.supervised import command as lra
+from agalite.system import Stopped, use_devices, with_huge_pages
 from agalite.version import __version__
 from agalite.watch import command as watch
 
@@ -33,7 +33,7 @@ class Models:
     """Width of an observation (16 is T-Maze's)."""
 
     def run(self) -> None:
-        from agalite.memory import table
+        from agalite.memory import registry as table
 
         table.show(self.input_size)
 
@@ -43,9 +43,9 @@ class Envs:
     """List the environments, with their spaces and limits."""
 
     def run(self) -> None:
-        from agalite.envs import table
+        from agalite.envs import command as table
 
-        table.show()
+        table.show_table()
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,16 @@ class EnvsShow:
     """Options of the environment, for example: --set corridor=20."""
 
     def run(self) -> None:
-        from agalite.envs import show
+        from agalite.envs import command as show
 
         show.show(
-            self.name, out=self.out, seed=self.seed, steps=self.steps, fps=self.fps,
+            self.name,
+            out=self.out,
+            seed=self.seed,
+            steps=self.steps,
+            fps=self.fps,
             options=self.set,
-        )  # fmt: skip
+        )
 
 
 class Train:
@@ -82,7 +86,7 @@ class Train:
         extras.require_training(name)
         # Before the environments are looked at: the first of them wakes JAX up.
         use_devices(_whole_number(words, "--devices"), _whole_number(words, "--seeds") or 1)
-        from agalite.training import options
+        from agalite.training import command as options
 
         choices, config = options.parse(words, name)
         folder = choices.out or options.new_folder(config)
@@ -137,12 +141,18 @@ class Eval:
 
     def run(self) -> None:
         extras.require_training("agalite eval")
-        from agalite.training import report
+        from agalite.training import evaluate
 
-        report.evaluation(
-            self.run_folder, episodes=self.episodes, greedy=self.greedy, best=self.best,
-            seed=self.seed, seed_number=self.seed_number, together=self.together, video=self.video,
-        )  # fmt: skip
+        evaluate.evaluation(
+            self.run_folder,
+            episodes=self.episodes,
+            greedy=self.greedy,
+            best=self.best,
+            seed=self.seed,
+            seed_number=self.seed_number,
+            together=self.together,
+            video=self.video,
+        )
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,11 @@ class Completion:
 def script(shell: str, commands: dict[str, Any]) -> str:
     choices = _choices()
     named = {
-        "train": choices["env"], "envs show": choices["env"], "completion": ["bash", "zsh"],
+        "train": choices["env"],
+        "envs show": choices["env"],
+        "completion": ["bash", "zsh"],
         "lra baselines": ["listops", "text"],
-    }  # fmt: skip
+    }
     paths = _groups(commands, [])
     options = {
         path.removeprefix("agalite "): _options(command, path, choices)
@@ -57,9 +59,11 @@ def script(shell: str, commands: dict[str, Any]) -> str:
 
 
 _VALUES = {
-    "--memory": "memory", "--preset": "preset", "--algorithm": "algorithm",
+    "--memory": "memory",
+    "--preset": "preset",
+    "--algorithm": "algorithm",
     "--model.basis": "basis",
-}  # fmt: skip
+}
 
 _SCRIPT = """\
 # Made by `agalite completion`; make it anew after an upgrade.
@@ -111,9 +115,12 @@ def _choices() -> dict[str, list[str]]:
     from agalite.ops.delta import BASES
 
     return {
-        "env": list(ENVIRONMENTS), "memory": list(MODELS), "preset": ["tuned", "paper"],
-        "algorithm": ["a2c", "ppo", "appo"], "basis": list(BASES),
-    }  # fmt: skip
+        "env": list(ENVIRONMENTS),
+        "memory": list(MODELS),
+        "preset": ["tuned", "paper"],
+        "algorithm": ["a2c", "ppo", "appo"],
+        "basis": list(BASES),
+    }
 
 
 def _options(command: Any, path: str, choices: Mapping[str, Sequence[str]]) -> list[str]:

@@ -18,11 +18,11 @@ from agalite.agents.a2c import A2C
 from agalite.training import plots
 from agalite.training.config import TrainConfig
 from agalite.training.evaluate import evaluate, film
-from agalite.training.metrics import read_metrics
+from agalite.training.logging import read_metrics
+from agalite.training.plots import bootstrap_interval
 from agalite.training.policy import load
 from agalite.training.presets import preset
 from agalite.training.run import Run
-from agalite.training.statistics import bootstrap_interval
 from agalite.training.train import SUCCESS, resume, train
 
 AGENTS = ("agalite", "feedforward")
@@ -77,10 +77,17 @@ def config(memory: str, corridor: int, steps: int, seeds: int, seed: int) -> Tra
     settings = preset("tuned", "tmaze", memory)
     settings["memory_options"] = {**settings["memory_options"], **_SIZES[memory]}
     return TrainConfig(
-        env="tmaze", env_options={"corridor": corridor}, memory=memory,
-        **{**settings, "steps": steps, "seeds": seeds, "seed": seed,
-           "agent": A2C(learning_rate=1e-3, entropy=1e-2)},
-    )  # fmt: skip
+        env="tmaze",
+        env_options={"corridor": corridor},
+        memory=memory,
+        **{
+            **settings,
+            "total_timesteps": steps,
+            "seeds": seeds,
+            "seed": seed,
+            "agent": A2C(learning_rate=1e-3, ent_coef=1e-2),
+        },
+    )
 
 
 def _trained(config: TrainConfig, folder: Path, console: Console) -> Run:
@@ -111,10 +118,13 @@ def _result(memory: str, run: Run) -> Result:
     summary = run.read_summary() or {}
     table = read_metrics(run.folder)
     return Result(
-        memory, tuple(float(x.mean(dtype=np.float64)) for x in episodes),
-        (float(low), float(high)), tuple(_first(table, number) for number in range(seeds)),
-        int(summary["steps"]), float(summary["seconds_of_this_session"]),
-    )  # fmt: skip
+        memory,
+        tuple(float(x.mean(dtype=np.float64)) for x in episodes),
+        (float(low), float(high)),
+        tuple(_first(table, number) for number in range(seeds)),
+        int(summary["steps"]),
+        float(summary["seconds_of_this_session"]),
+    )
 
 
 def _first(table: dict[str, np.ndarray], seed: int) -> int | None:
@@ -130,7 +140,10 @@ def _table(results: list[Result]) -> Table:
         low, high = r.interval
         reached = ", ".join("never" if s is None else f"{s:,}" for s in r.steps_to_goal)
         table.add_row(
-            r.memory, " ".join(f"{x:.1%}" for x in r.success), f"{low:.1%} to {high:.1%}",
-            reached, f"{r.seconds:.0f}",
-        )  # fmt: skip
+            r.memory,
+            " ".join(f"{x:.1%}" for x in r.success),
+            f"{low:.1%} to {high:.1%}",
+            reached,
+            f"{r.seconds:.0f}",
+        )
     return table

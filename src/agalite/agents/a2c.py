@@ -7,21 +7,26 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from agalite.agents.batch import Batch, descend, recompute
-from agalite.agents.learning import Learning
+from agalite.agents.base import Agent, Batch, apply_gradients, recompute
 from agalite.agents.rollout import Rollout
-from agalite.nets.actor_critic import ActorCritic
+from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
-class A2C(Learning):
+class A2C(Agent):
     """The defaults are the paper's for T-Maze, with the learning rate and entropy it shipped."""
 
     def learn(
-        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
-        rollout: Rollout, starts: PyTree[Array], length: int, key: Array,
+        self,
+        model: ActorCritic,
+        optimiser: optax.GradientTransformation,
+        memory: Any,
+        rollout: Rollout,
+        starts: PyTree[Array],
+        length: int,
+        key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
         """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
         del key
         batch, bonus = self._prepare(rollout, starts, length, remaining)
@@ -36,6 +41,6 @@ class A2C(Learning):
                 "losses/value_loss": value,
                 "losses/entropy": entropy,
             }
-            return policy + self.value * value - bonus * entropy, metrics
+            return policy + self.vf_coef * value - bonus * entropy, metrics
 
-        return descend(model, optimiser, memory, loss, batch)
+        return apply_gradients(model, optimiser, memory, loss, batch)

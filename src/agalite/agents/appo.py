@@ -18,27 +18,35 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from agalite import errors
-from agalite.agents.batch import Batch, Recomputed, cut, descend, into_sequences, joined, recompute
+from agalite import validation
+from agalite.agents.base import (
+    Batch,
+    Recomputed,
+    apply_gradients,
+    from_sequences,
+    make_batch,
+    recompute,
+    to_sequences,
+)
 from agalite.agents.ppo import PPO
 from agalite.agents.returns import vtrace
 from agalite.agents.rollout import Rollout
-from agalite.nets.actor_critic import ActorCritic
+from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
 class APPO(PPO):
     """The defaults are the paper's for Memory Maze."""
 
-    entropy: float = 3e-3
+    ent_coef: float = 3e-3
     """Weight of the entropy bonus."""
-    epochs: int = 1
+    update_epochs: int = 1
     """How often each batch is gone through."""
-    minibatches: int = 1
+    num_minibatches: int = 1
     """Parts that its sequences are dealt into, anew in every epoch."""
-    clip: float = 0.1
+    clip_coef: float = 0.1
     """How far the policy's ratio may move before its gradient stops."""
-    value_clip: float | None = 1.0
+    vf_clip_coef: float | None = 1.0
     """The same for the critic's change; None: not clipped."""
     clip_rho: float = 1.0
     """V-trace: the most that a step's own surprise is weighted with."""
@@ -48,24 +56,32 @@ class APPO(PPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("clip_rho", "clip_c"):
-            errors.number(name, getattr(self, name), minimum=0.0, above=True)
+            validation.number(name, getattr(self, name), minimum=0.0, above=True)
 
     def learn(
-        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
-        rollout: Rollout, starts: PyTree[Array], length: int, key: Array,
+        self,
+        model: ActorCritic,
+        optimiser: optax.GradientTransformation,
+        memory: Any,
+        rollout: Rollout,
+        starts: PyTree[Array],
+        length: int,
+        key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
         """As PPO's. `starts` are of any age: what is derived from older weights is made anew."""
         parts = rollout.rewards.shape[0] // length
         sequences = parts * rollout.rewards.shape[1]
-        bonus = self.entropy * (remaining if self.anneal_entropy else jnp.ones(()))
-        plain = into_sequences(rollout, starts, jnp.zeros_like(rollout.rewards), length)
+        bonus = self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
+        plain = make_batch(rollout, starts, jnp.zeros_like(rollout.rewards), length)
         refresh = jax.vmap(model.refresh, axis_size=sequences)  # a state may hold nothing
         plain = plain._replace(starts=refresh(plain.starts))
 
         def corrected(new: Recomputed) -> Batch:
             advantages, targets = self._vtrace(new, plain, rollout, parts)
-            return plain._replace(advantages=cut(advantages, parts), targets=cut(targets, parts))
+            return plain._replace(
+                advantages=to_sequences(advantages, parts), targets=to_sequences(targets, parts)
+            )
 
         if self._steps_per_update == 1:
             # The one step's own forward pass says what V-trace needs: a second would be the same.
@@ -73,7 +89,7 @@ class APPO(PPO):
                 new = recompute(model, batch)
                 return self._surrogate(new, corrected(new), bonus)
 
-            return descend(model, optimiser, memory, loss, plain)
+            return apply_gradients(model, optimiser, memory, loss, plain)
         batch = corrected(recompute(model, plain))
         return self._epochs(model, optimiser, memory, batch, bonus, key)
 
@@ -82,14 +98,20 @@ class APPO(PPO):
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
         """Advantages and targets over whole rollouts, however they were cut into sequences."""
         new = jax.lax.stop_gradient(new)
-        values = joined(new.values, parts)
+        values = from_sequences(new.values, parts)
         # The actor's own where an episode ended and after the last step, see above.
         following = jnp.concatenate([values[1:], rollout.next_values[-1:]])
         next_values = jnp.where(rollout.ends, rollout.next_values, following)
         targets, advantages = vtrace(
-            joined(new.log_probs - batch.log_probs, parts),
-            rollout.rewards, values, next_values, rollout.ends,
-            discount=self.discount, lam=self.lam, clip_rho=self.clip_rho, clip_c=self.clip_c,
+            from_sequences(new.log_probs - batch.log_probs, parts),
+            rollout.rewards,
+            values,
+            next_values,
+            rollout.ends,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            clip_rho=self.clip_rho,
+            clip_c=self.clip_c,
             weighted=False,
-        )  # fmt: skip
+        )
         return advantages, targets

@@ -10,74 +10,89 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from agalite import errors
-from agalite.agents.batch import Batch, Recomputed, descend, recompute
-from agalite.agents.learning import Learning
+from agalite import validation
+from agalite.agents.base import Agent, Batch, Recomputed, apply_gradients, recompute
 from agalite.agents.rollout import Rollout
-from agalite.nets.actor_critic import ActorCritic
+from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
-class PPO(Learning):
+class PPO(Agent):
     """The defaults are the paper's for Mystery Path."""
 
     learning_rate: float = 2.5e-4
-    entropy: float = 3e-3
+    ent_coef: float = 3e-3
     """Weight of the entropy bonus."""
-    max_gradient_norm: float = 4.0
-    epochs: int = 3
+    max_grad_norm: float = 4.0
+    update_epochs: int = 3
     """How often each rollout is gone through."""
-    minibatches: int = 8
+    num_minibatches: int = 8
     """Parts that its sequences are dealt into, anew in every epoch."""
-    clip: float = 0.2
+    clip_coef: float = 0.2
     """How far the policy's ratio may move before its gradient stops."""
-    value_clip: float | None = None
+    vf_clip_coef: float | None = None
     """The same for the critic's change; None: not clipped."""
-    normalise_advantages: bool = True
+    norm_adv: bool = True
     """Zero mean and unit variance within each minibatch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        errors.integer("epochs", self.epochs, minimum=1)
-        errors.integer("minibatches", self.minibatches, minimum=1)
-        errors.number("clip", self.clip, minimum=0.0, above=True)
-        if self.value_clip is not None:
-            errors.number("value_clip", self.value_clip, minimum=0.0, above=True)
-        errors.boolean("normalise_advantages", self.normalise_advantages)
+        validation.integer("update_epochs", self.update_epochs, minimum=1)
+        validation.integer("num_minibatches", self.num_minibatches, minimum=1)
+        validation.number("clip_coef", self.clip_coef, minimum=0.0, above=True)
+        if self.vf_clip_coef is not None:
+            validation.number("vf_clip_coef", self.vf_clip_coef, minimum=0.0, above=True)
+        validation.boolean("norm_adv", self.norm_adv)
 
     @property
     def _steps_per_update(self) -> int:
-        return self.epochs * self.minibatches
+        return self.update_epochs * self.num_minibatches
 
     def learn(
-        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
-        rollout: Rollout, starts: PyTree[Array], length: int, key: Array,
+        self,
+        model: ActorCritic,
+        optimiser: optax.GradientTransformation,
+        memory: Any,
+        rollout: Rollout,
+        starts: PyTree[Array],
+        length: int,
+        key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
         """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
         batch, bonus = self._prepare(rollout, starts, length, remaining)
         return self._epochs(model, optimiser, memory, batch, bonus, key)
 
     def _epochs(
-        self, model: ActorCritic, optimiser: optax.GradientTransformation, memory: Any,
-        batch: Batch, bonus: Float[Array, ""], key: Array,
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:  # fmt: skip
+        self,
+        model: ActorCritic,
+        optimiser: optax.GradientTransformation,
+        memory: Any,
+        batch: Batch,
+        bonus: Float[Array, ""],
+        key: Array,
+    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
         sequences = batch.resets.shape[1]
         weights, rest = eqx.partition(model, eqx.is_array)  # a loop carries arrays only
 
         def part(carry: tuple[Any, Any], rows: Array):
             weights, memory = carry
-            model, memory, metrics = descend(
-                eqx.combine(weights, rest), optimiser, memory,
-                lambda m, b: self.loss(m, b, bonus), batch.take(rows),
-            )  # fmt: skip
+            model, memory, metrics = apply_gradients(
+                eqx.combine(weights, rest),
+                optimiser,
+                memory,
+                lambda m, b: self.loss(m, b, bonus),
+                batch.take(rows),
+            )
             return (eqx.filter(model, eqx.is_array), memory), metrics
 
         def epoch(carry: tuple[Any, Any], key: Array):
-            deal = jax.random.permutation(key, sequences).reshape(self.minibatches, -1)
+            deal = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
             return lax.scan(part, carry, deal)
 
-        carry, metrics = lax.scan(epoch, (weights, memory), jax.random.split(key, self.epochs))
+        carry, metrics = lax.scan(
+            epoch, (weights, memory), jax.random.split(key, self.update_epochs)
+        )
         return eqx.combine(carry[0], rest), carry[1], jax.tree.map(jnp.mean, metrics)
 
     def loss(
@@ -89,15 +104,15 @@ class PPO(Learning):
         self, new: Recomputed, batch: Batch, bonus: Float[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         advantages = batch.advantages
-        if self.normalise_advantages:
+        if self.norm_adv:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = new.log_probs - batch.log_probs
         ratio = jnp.exp(log_ratio)
-        clipped = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
+        clipped = jnp.clip(ratio, 1 - self.clip_coef, 1 + self.clip_coef)
         policy = -jnp.mean(jnp.minimum(ratio * advantages, clipped * advantages))
         error = jnp.square(new.values - batch.targets)
-        if self.value_clip is not None:
-            change = jnp.clip(new.values - batch.values, -self.value_clip, self.value_clip)
+        if self.vf_clip_coef is not None:
+            change = jnp.clip(new.values - batch.values, -self.vf_clip_coef, self.vf_clip_coef)
             error = jnp.maximum(error, jnp.square(batch.values + change - batch.targets))
         value = 0.5 * jnp.mean(error)
         entropy = jnp.mean(new.entropy)
@@ -107,6 +122,6 @@ class PPO(Learning):
             "losses/entropy": entropy,
             # Schulman's low-variance estimate of the divergence from the acting policy.
             "losses/approx_kl": jnp.mean(ratio - 1 - log_ratio),
-            "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > self.clip),
+            "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > self.clip_coef),
         }
-        return policy + self.value * value - bonus * entropy, metrics
+        return policy + self.vf_coef * value - bonus * entropy, metrics

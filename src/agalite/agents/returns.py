@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from agalite import errors
+from agalite import validation
 
 
 def gae(
@@ -25,15 +25,15 @@ def gae(
     next_values: Float[Array, "T ..."],
     ends: Bool[Array, "T ..."],
     *,
-    discount: float | Float[Array, ""],
-    lam: float | Float[Array, ""],
+    gamma: float | Float[Array, ""],
+    gae_lambda: float | Float[Array, ""],
 ) -> Float[Array, "T ..."]:
     """Advantages (T, ...): generalised advantage estimation (Schulman et al., 2016)."""
-    discount, lam = _fraction("discount", discount), _fraction("lam", lam)
+    gamma, gae_lambda = _fraction("gamma", gamma), _fraction("gae_lambda", gae_lambda)
     rewards, values, next_values = _numbers(rewards, values=values, next_values=next_values)
     keep = _keep(ends, rewards)
-    surprise = rewards + discount * next_values - values
-    return _backwards(surprise, discount * lam * keep, jnp.zeros_like(rewards[0]))
+    surprise = rewards + gamma * next_values - values
+    return _backwards(surprise, gamma * gae_lambda * keep, jnp.zeros_like(rewards[0]))
 
 
 def lambda_returns(
@@ -41,19 +41,19 @@ def lambda_returns(
     next_values: Float[Array, "T ..."],
     ends: Bool[Array, "T ..."],
     *,
-    discount: float | Float[Array, ""],
-    lam: float | Float[Array, ""],
+    gamma: float | Float[Array, ""],
+    gae_lambda: float | Float[Array, ""],
 ) -> Float[Array, "T ..."]:
-    """Returns (T, ...), from one step (lam 0) to the whole episode (lam 1).
+    """Returns (T, ...), from one step (gae_lambda 0) to the whole episode (gae_lambda 1).
 
     Equal to `gae` plus values where next_values[t] is values[t + 1] within episodes.
     """
-    discount, lam = _fraction("discount", discount), _fraction("lam", lam)
+    gamma, gae_lambda = _fraction("gamma", gamma), _fraction("gae_lambda", gae_lambda)
     rewards, next_values = _numbers(rewards, next_values=next_values)
-    onward = lam * _keep(ends, rewards)  # the share of what follows that is not yet next_values
-    return _backwards(
-        rewards + discount * (1 - onward) * next_values, discount * onward, next_values[-1]
-    )
+    onward = gae_lambda * _keep(
+        ends, rewards
+    )  # the share of what follows that is not yet next_values
+    return _backwards(rewards + gamma * (1 - onward) * next_values, gamma * onward, next_values[-1])
 
 
 def vtrace(
@@ -63,8 +63,8 @@ def vtrace(
     next_values: Float[Array, "T ..."],
     ends: Bool[Array, "T ..."],
     *,
-    discount: float | Float[Array, ""],
-    lam: float | Float[Array, ""] = 1.0,
+    gamma: float | Float[Array, ""],
+    gae_lambda: float | Float[Array, ""] = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
     weighted: bool = True,
@@ -77,7 +77,7 @@ def vtrace(
     them without (`weighted=False`). With log_ratios 0 the two are `lambda_returns` and `gae`, given
     clips of at least 1.
     """
-    discount, lam = _fraction("discount", discount), _fraction("lam", lam)
+    gamma, gae_lambda = _fraction("gamma", gamma), _fraction("gae_lambda", gae_lambda)
     rewards, log_ratios, values, next_values = _numbers(
         rewards, log_ratios=log_ratios, values=values, next_values=next_values
     )
@@ -86,12 +86,12 @@ def vtrace(
         _clipped_ratio(log_ratios, name, clip)
         for name, clip in (("clip_rho", clip_rho), ("clip_c", clip_c))
     )
-    surprise = rho * (rewards + discount * next_values - values)
-    correction = _backwards(surprise, discount * lam * keep * c, jnp.zeros_like(rewards[0]))
+    surprise = rho * (rewards + gamma * next_values - values)
+    correction = _backwards(surprise, gamma * gae_lambda * keep * c, jnp.zeros_like(rewards[0]))
     # What the corrected target of the next step adds to next_values; nothing past an end.
     following = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
-    bootstrap = next_values + lam * keep * following
-    advantages = rewards + discount * bootstrap - values
+    bootstrap = next_values + gae_lambda * keep * following
+    advantages = rewards + gamma * bootstrap - values
     return values + correction, rho * advantages if weighted else advantages
 
 
@@ -118,21 +118,21 @@ def _clipped_ratio(log_ratios: Array, name: str, clip: Any) -> Array:
 def _numbers(rewards: Any, **others: Any) -> list[Array]:
     """All as floating point of one type, checked to have the shape of the rewards."""
     arrays = {"rewards": rewards} | others
-    arrays = {name: errors.real_numbers(name, value) for name, value in arrays.items()}
+    arrays = {name: validation.real_numbers(name, value) for name, value in arrays.items()}
     shape = arrays["rewards"].shape
     if not shape:
         raise ValueError("rewards has shape (); expected (T,) or (T, ...)")
-    errors.nonempty("rewards", arrays["rewards"])
+    validation.nonempty("rewards", arrays["rewards"])
     for name, array in arrays.items():
-        errors.shape(name, array, shape)
+        validation.check_shape(name, array, shape)
     dtype = jnp.result_type(jnp.float32, *arrays.values())
     return [jax.lax.stop_gradient(array.astype(dtype)) for array in arrays.values()]
 
 
 def _keep(ends: Any, rewards: Array) -> Float[Array, "T ..."]:
     """1 where the episode goes on after the step, 0 where it ended."""
-    ends = errors.truths("ends", ends)
-    errors.shape("ends", ends, rewards.shape)
+    ends = validation.as_bool("ends", ends)
+    validation.check_shape("ends", ends, rewards.shape)
     return jnp.where(ends, 0, 1).astype(rewards.dtype)
 
 
@@ -140,4 +140,4 @@ def _fraction(name: str, value: Any) -> Any:
     """A number from 0 to 1; one that is being traced (an annealed one) is taken on trust."""
     if isinstance(value, jax.Array):
         return value
-    return errors.number(name, value, minimum=0.0, maximum=1.0)
+    return validation.number(name, value, minimum=0.0, maximum=1.0)

@@ -6,18 +6,54 @@ step t: nothing if the episode terminated, the value of its *final observation* 
 a time limit, and otherwise the value of obs[t + 1].
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import custom_batching, lax
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from agalite.agents.when import when
 from agalite.envs.vector import Vector
-from agalite.memory.layers import turned
-from agalite.nets.actor_critic import ActorCritic
+from agalite.memory.layers import prepare_for_inference
+from agalite.networks.actor_critic import ActorCritic
+
+# --- Do something only when it is needed, also for many seeds at once -----------------------------
+
+
+def batched_cond(
+    needed: Bool[Array, ""], function: Callable[..., Any], otherwise: Any, *args: Any
+) -> Any:
+    """`function(*args)` if needed, else `otherwise`.
+
+    `vmap` turns a conditional into doing both always. Here it asks first whether any of the batch
+    needs it.
+    """
+
+    @custom_batching.custom_vmap
+    def call(needed: Array, otherwise: Any, args: Any) -> Any:
+        return lax.cond(needed, lambda _, a: function(*a), lambda o, _: o, otherwise, args)
+
+    @call.def_vmap
+    def rule(size: int, batched: Any, needed: Array, otherwise: Any, args: Any) -> Any:
+        def all_batched(tree: Any, which: Any) -> Any:
+            return jax.tree.map(
+                lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, which
+            )
+
+        needed, otherwise, args = (
+            all_batched(*pair) for pair in zip((needed, otherwise, args), batched, strict=True)
+        )
+        done = batched_cond(jnp.any(needed), jax.vmap(lambda *a: function(*a)), otherwise, *args)
+
+        def choose(yes: Array, no: Array) -> Array:
+            return jnp.where(needed.reshape(size, *(1,) * (yes.ndim - 1)), yes, no)
+
+        chosen = jax.tree.map(choose, done, otherwise)
+        return chosen, jax.tree.map(lambda _: True, chosen)
+
+    return call(needed, otherwise, args)
 
 
 class Rollout(NamedTuple):
@@ -43,7 +79,7 @@ class Episodes(NamedTuple):
     """Of what the world reports at an episode's end: `success`, achievements."""
 
 
-class Place(NamedTuple):
+class RunnerState(NamedTuple):
     """Where acting stands between two rollouts."""
 
     world: Any
@@ -55,21 +91,21 @@ class Place(NamedTuple):
     lengths: Float[Array, " B"]
 
 
-def begin(model: ActorCritic, vector: Vector, key: Array) -> Place:
+def init(model: ActorCritic, vector: Vector, key: Array) -> RunnerState:
     obs, world = vector.reset(key)
     count = vector.count
     zeros = jnp.zeros(count)
-    return Place(world, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros)
+    return RunnerState(world, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros)
 
 
-def collect(
-    model: ActorCritic, vector: Vector, place: Place, key: Array, *, steps: int, sequence: int
-) -> tuple[Place, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
+def collect_rollout(
+    model: ActorCritic, vector: Vector, place: RunnerState, key: Array, *, steps: int, sequence: int
+) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for `steps`; returns also the memory (N, B, ...) at the start of every `sequence`."""
 
-    model = turned(model, streams=vector.count)
+    model = prepare_for_inference(model, streams=vector.count)
 
-    def part(place: Place, keys: Array):
+    def part(place: RunnerState, keys: Array):
         memory = place.memory
         place, (rollout, episodes) = lax.scan(lambda p, k: _step(model, vector, p, k), place, keys)
         return place, (rollout, memory, episodes)
@@ -86,8 +122,8 @@ def collect(
 
 
 def _step(
-    model: ActorCritic, vector: Vector, place: Place, key: Array
-) -> tuple[Place, tuple[Rollout, Episodes]]:
+    model: ActorCritic, vector: Vector, place: RunnerState, key: Array
+) -> tuple[RunnerState, tuple[Rollout, Episodes]]:
     choose, move = jax.random.split(key)
     memory, policy, values = jax.vmap(model.step)(place.memory, place.obs, place.resets)
     actions = jax.vmap(lambda p, k: p.sample(k))(policy, jax.random.split(choose, vector.count))
@@ -106,7 +142,7 @@ def _step(
     # Rare, and as costly as acting itself: only when somebody was cut off.
     final = info["final_observation"]
     nothing = jnp.zeros_like(values)
-    cut = when(jnp.any(truncated), final_values, nothing, weights, memory, final)
+    cut = batched_cond(jnp.any(truncated), final_values, nothing, weights, memory, final)
     returns, lengths = place.returns + rewards, place.lengths + 1
     done = ends.astype(jnp.float32)
     extras = {
@@ -116,10 +152,16 @@ def _step(
     }
     episodes = Episodes(done.sum(), (done * returns).sum(), (done * lengths).sum(), extras)
     rollout = Rollout(
-        place.obs, place.resets, actions, log_probs, values, rewards, ends,
+        place.obs,
+        place.resets,
+        actions,
+        log_probs,
+        values,
+        rewards,
+        ends,
         jnp.where(truncated, cut, 0.0),
-    )  # fmt: skip
-    place = Place(world, obs, ends, memory, (1 - done) * returns, (1 - done) * lengths)
+    )
+    place = RunnerState(world, obs, ends, memory, (1 - done) * returns, (1 - done) * lengths)
     return place, (rollout, episodes)
 
 

@@ -20,17 +20,16 @@ from rich.console import Console
 from rich.table import Table
 
 from agalite.bench.report import at_least, at_most, show_targets, write_results
-from agalite.bench.slow import ID
+from agalite.bench.sleep_env import ID
 from agalite.bench.timing import progress_bar, spread
+from agalite.training.asynchronous.learner import Learner, Network
+from agalite.training.asynchronous.queue import stack
+from agalite.training.asynchronous.threads import LocalActors
 from agalite.training.config import HostConfig
-from agalite.training.learner import Learner
-from agalite.training.local import LocalActors
-from agalite.training.network import Network
 from agalite.training.presets import preset
 from agalite.training.session import remember_programs
-from agalite.training.trajectory import stack
 
-SLOW = f"gym:agalite.bench.slow:{ID}"
+SLOW = f"gym:agalite.bench.sleep_env:{ID}"
 MAZE = "memory-maze-9x9"
 MEMORY = "agalite"
 UPDATES = 5  # timed in each round
@@ -43,7 +42,7 @@ class Session:
 
     def __init__(self, name: str, env: str, *, synchronous: bool = False) -> None:
         self.name = name
-        settings = {**preset("tuned", env, MEMORY), "steps": 10**9}
+        settings = {**preset("tuned", env, MEMORY), "total_timesteps": 10**9}
         self.config = HostConfig(env=env, memory=MEMORY, synchronous=synchronous, **settings)
         self._place = LocalActors(self.config)
         network = Network(self.config, *self._place.spaces)
@@ -66,7 +65,7 @@ class Session:
 
     def measure(self) -> None:
         """What waited since the last round is used up first."""
-        for _ in range(1 + self.config.queue):
+        for _ in range(1 + self.config.queue_size):
             self.learn()
         self._place.news()
         start = time.perf_counter()
@@ -89,7 +88,7 @@ def run(*, rounds: int, out: Path | None) -> None:
         lambda: Session("asynchronous", SLOW),
     )
     rows = [_row(session) for session in ways]
-    Console().print(_table(f"5 ms a step, {ways[0].config.environments} environments", rows))
+    Console().print(_table(f"5 ms a step, {ways[0].config.num_envs} environments", rows))
     ratio = float(np.median(np.divide(ways[1].rates, ways[0].rates)))
     targets = [
         at_least("asynchronous by synchronous, steps a second", ratio, TARGET),
@@ -111,7 +110,7 @@ def _maze(rounds: int) -> dict[str, Any] | None:
         Console().print(f"{MAZE} is left out: {error}")
         return None
     row = _row(session)
-    Console().print(_table(f"Memory Maze, {session.config.environments} environments", [row]))
+    Console().print(_table(f"Memory Maze, {session.config.num_envs} environments", [row]))
     return row
 
 
@@ -151,7 +150,10 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
         table.add_row(
-            row["name"], f"{row['steps_per_second']:,.0f}", f"{100 * row['spread']:.0f}%",
-            f"{row['policy_lag']:.2f}", f"{100 * row['environments_stalled']:.0f}%",
-        )  # fmt: skip
+            row["name"],
+            f"{row['steps_per_second']:,.0f}",
+            f"{100 * row['spread']:.0f}%",
+            f"{row['policy_lag']:.2f}",
+            f"{100 * row['environments_stalled']:.0f}%",
+        )
     return table

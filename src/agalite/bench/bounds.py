@@ -26,26 +26,28 @@ def read_weights(memory: Memory) -> Program:
     return ready(READ, lambda w, x: w @ x, whole, jnp.ones(_WIDTH))
 
 
-def products(memory: Memory, rows: int, *, turned: bool = False) -> Program:
-    return ready(PRODUCTS, *chain(memory, rows, turned=turned))
+def products(memory: Memory, rows: int, *, prepare_for_inference: bool = False) -> Program:
+    return ready(PRODUCTS, *chain(memory, rows, prepare_for_inference=prepare_for_inference))
 
 
 def products_of_training(memory: Memory, rows: int) -> Program:
     return ready(PRODUCTS, *training_chain(memory, rows))
 
 
-def chain(memory: Memory, rows: int, *, turned: bool = False) -> tuple[Any, Any, Array]:
+def chain(
+    memory: Memory, rows: int, *, prepare_for_inference: bool = False
+) -> tuple[Any, Any, Array]:
     """A function and its arguments: each weight times `rows` inputs.
 
-    `turned`: the weight lies in memory as it does for acting.
+    `prepare_for_inference`: the weight lies in memory as it does for acting.
     """
     matrices = [as_matrix(w) for w in weight_arrays(memory)]
-    if turned:
+    if prepare_for_inference:
         matrices = [jnp.array(w.T) for w in matrices]
 
     def multiply(ws: list[Array], x: Array) -> Array:
         for w in ws:
-            w = w if turned else w.T
+            w = w if prepare_for_inference else w.T
             x = _fit(x, w.shape[0]) @ w
         return x
 

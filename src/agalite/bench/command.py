@@ -1,12 +1,13 @@
 """`agalite bench`: speed, cost and memory. Nothing heavy is imported until it is run."""
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro.conf
 
-from agalite import extras
+from agalite import extras, files, validation
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,10 @@ class Throughput:
     """Also write the measurements to this JSON file."""
 
     def run(self) -> None:
-        from agalite.bench import throughput
 
-        parts = [name for name in throughput.PARTS if getattr(self, name)]
+        parts = [name for name in PARTS if getattr(self, name)]
         options = {"craftax": self.craftax} if self.envs else {}
-        throughput.run(parts, rounds=self.rounds, out=self.out, **options)
+        run(parts, rounds=self.rounds, out=self.out, **options)
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,27 @@ class Compare:
 
 
 COMMANDS = {"throughput": Throughput, "latency": Latency, "cost": Cost, "compare": Compare}
+
+
+# --- `agalite bench throughput`: how fast the parts are, each against the machine's own limit -----
+
+PARTS = {
+    "models": "agalite.bench.models",
+    "envs": "agalite.bench.environments",
+    "training": "agalite.bench.training",
+    "lra": "agalite.bench.lra",
+    "asynchronous": "agalite.bench.asynchronous",
+    "memory_maze": "agalite.bench.memory_maze",
+}
+"""What can be measured, and the module whose `run(rounds=, out=, ...)` does it."""
+
+
+def run(parts: list[str], *, rounds: int, out: Path | None, **options: Any) -> None:
+    """parts: the ones asked for, of which there must be one."""
+    validation.integer("rounds", rounds, minimum=1)
+    if len(parts) != 1:
+        known = ", ".join("--" + name.replace("_", "-") for name in PARTS)
+        raise ValueError(f"choose one part to measure: {known}")
+    if out is not None:
+        files.check_writable("out", out)
+    importlib.import_module(PARTS[parts[0]]).run(rounds=rounds, out=out, **options)

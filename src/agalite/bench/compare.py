@@ -243,8 +243,11 @@ def _table(part: str, changes: list[Change], by: str | None) -> Table:
         unit = "" if by else "/s" if c.before.rate else " ms"
         style = {"faster": "green", "SLOWER": "bold red"}.get(c.verdict, "dim")
         table.add_row(
-            c.name.removeprefix(f"{part} / "), f"{c.before.median:,.4g}{unit}",
-            f"{c.after.median:,.4g}{unit}", f"{c.factor:.2f}", f"±{c.noise:.0%}",
+            c.name.removeprefix(f"{part} / "),
+            f"{c.before.median:,.4g}{unit}",
+            f"{c.after.median:,.4g}{unit}",
+            f"{c.factor:.2f}",
+            f"±{c.noise:.0%}",
             f"[{style}]{c.verdict}[/{style}]",
-        )  # fmt: skip
+        )
     return table

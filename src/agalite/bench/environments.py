@@ -192,5 +192,6 @@ def show(rates: list[Rate]) -> None:
         Console().print(
             "memory-gym is not installed, so it was not compared: "
             "pip install --no-deps memory-gym==1.0.2 && pip install pygame",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            highlight=False,
+            soft_wrap=True,
+        )

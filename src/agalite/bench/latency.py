@@ -6,6 +6,9 @@ length, 100 runs each. Here are the same two figures for every model, and two mo
 side by side, and forward and backward. All models of a figure take turns in one run.
 """
 
+import csv
+import dataclasses
+import io
 import os
 import shlex
 import sys
@@ -14,27 +17,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from agalite import errors, files
-from agalite.bench import bounds, latency_report, programs
-from agalite.bench.report import write_results
-from agalite.bench.subjects import REFERENCE, SIZE, SUBJECTS, build
-from agalite.bench.timing import Program, progress_bar
-from agalite.bench.turns import take_turns
+from agalite import files, validation
+from agalite.bench import bounds, programs
+from agalite.bench.bounds import PRODUCTS, READ
+from agalite.bench.model_configs import REFERENCE, SIZE, SUBJECTS, Subject, build
+from agalite.bench.models import weight_arrays
+from agalite.bench.report import Line, Panel, at_least, at_most, draw, show_targets, write_results
+from agalite.bench.timing import Program, interleave, progress_bar
+from agalite.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, YELLOW
 from agalite.memory import Memory
 from agalite.training.session import remember_programs
 
 # With a whole sequence or a gradient, how GTrXL keeps its memory between steps plays no role; the
 # paper draws GTrXL with 128 and 512.
 _SEQUENCES = (
-    REFERENCE, "agalite(8,1)", "agalite(16,1)", "agalite(4,7)", "galite(4)", "linear",
-    "gtrxl-128", "gtrxl-512", "gru", "lstm",
-)  # fmt: skip
+    REFERENCE,
+    "agalite(8,1)",
+    "agalite(16,1)",
+    "agalite(4,7)",
+    "galite(4)",
+    "linear",
+    "gtrxl-128",
+    "gtrxl-512",
+    "gru",
+    "lstm",
+)
 _BATCHES = (
-    REFERENCE, "agalite(16,7)", "galite(4)", "linear", "gtrxl-128", "gtrxl-128, cached",
-    "gtrxl-512, cached", "gru", "lstm",
-)  # fmt: skip
+    REFERENCE,
+    "agalite(16,7)",
+    "galite(4)",
+    "linear",
+    "gtrxl-128",
+    "gtrxl-128, cached",
+    "gtrxl-512, cached",
+    "gru",
+    "lstm",
+)
 _GRADIENTS = (REFERENCE, "galite(4)", "linear", "gtrxl-128", "gtrxl-512", "gru")
 _QUICK = (REFERENCE, "galite(4)", "gtrxl-128", "gtrxl-128, cached", "gru")
 # Beyond it a batch's state is not tried: GTrXL's of 512 streams would not fit into most machines.
@@ -57,24 +80,38 @@ class Part:
 
 PARTS: dict[str, Part] = {
     "stream": Part(
-        "One step of a stream", (1,), "streams", tuple(SUBJECTS),
+        "One step of a stream",
+        (1,),
+        "streams",
+        tuple(SUBJECTS),
         lambda name, memory, _: programs.stream(name, memory),
         lambda memory, _: bounds.read_weights(memory),
     ),
     "sequence": Part(
-        "A whole sequence, forward", (128, 512, 2048, 4096), "steps", _SEQUENCES,
-        programs.sequence, bounds.products,
+        "A whole sequence, forward",
+        (128, 512, 2048, 4096),
+        "steps",
+        _SEQUENCES,
+        programs.sequence,
+        bounds.products,
     ),
     "batch": Part(
-        "One step of many streams", (1, 8, 64, 512), "streams", _BATCHES,
+        "One step of many streams",
+        (1, 8, 64, 512),
+        "streams",
+        _BATCHES,
         lambda name, memory, n: programs.stream(name, memory, batch=n),
-        lambda memory, n: bounds.products(memory, n, turned=True),
+        lambda memory, n: bounds.products(memory, n, prepare_for_inference=True),
     ),
     "gradient": Part(
-        "A whole sequence, forward and backward", (128, 512, 2048), "steps", _GRADIENTS,
-        programs.gradient, bounds.products_of_training,
+        "A whole sequence, forward and backward",
+        (128, 512, 2048),
+        "steps",
+        _GRADIENTS,
+        programs.gradient,
+        bounds.products_of_training,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -89,11 +126,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            errors.one_of("parts", part, PARTS)
+            validation.one_of("parts", part, PARTS)
         for model in self.models:
-            errors.one_of("models", model, SUBJECTS)
-        errors.integer("runs", self.runs, minimum=1)
-        errors.number("seconds", self.seconds, minimum=0, above=True)
+            validation.one_of("models", model, SUBJECTS)
+        validation.integer("runs", self.runs, minimum=1)
+        validation.number("seconds", self.seconds, minimum=0, above=True)
 
     def chosen(self) -> dict[str, tuple[Part, list[str], tuple[int, ...]]]:
         """By part: its models, of which one is always the reference, and its places on x."""
@@ -145,15 +182,15 @@ def run(plan: Plan, out: Path | None) -> None:
         progress.remove_task(task)
         for name, (part, labels, xs) in chosen.items():
             measured[name] = measure(part, {m: memories[m] for m in labels}, xs, plan, progress)
-    results = latency_report.results(measured, memories, SUBJECTS)
+    results = summarise(measured, memories, SUBJECTS)
     if plan.quick:  # the targets are of the full size
         results["targets"] = []
-    latency_report.show(results, plan.size)
+    show(results, plan.size)
     if out is not None:
         about = {"benchmark": "latency", "command": command(), "load_before": load}
         settings = {"size": plan.size, "runs": plan.runs, "seconds_for_each": plan.seconds}
         write_results(out / "latency.json", about | {"settings": settings} | results)
-        latency_report.write(results, plan.size, out)
+        write(results, plan.size, out)
 
 
 def measure(
@@ -173,7 +210,7 @@ def measure(
             made["bound"] = part.bound(memories[REFERENCE], x)
         progress.remove_task(task)
         turns = list(made.values())
-        take_turns(
+        interleave(
             turns, progress, f"{part.title}, {x}: timing", runs=plan.runs, seconds=plan.seconds
         )
         for label, program in made.items():
@@ -215,3 +252,315 @@ def check_folder(out: Path) -> None:
 
 def command() -> str:
     return shlex.join(["agalite", *sys.argv[1:]])
+
+
+# --- What `agalite bench latency` says: rows, tables, targets, CSV and figures --------------------
+
+_COLUMNS = (
+    "part",
+    "x",
+    "model",
+    "context",
+    "milliseconds",
+    "low",
+    "high",
+    "spread",
+    "runs",
+    "by_reference",
+    "by_bound",
+    "per_second",
+    "parameters",
+    "state_floats",
+    "temporary_bytes",
+)
+_COLOURS = {
+    "agalite": BLUE,
+    "galite": GREEN,
+    "linear": SKY,
+    "gtrxl": ORANGE,
+    "gru": PINK,
+    "lstm": YELLOW,
+}
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def summarise(
+    measured: dict[str, Any], memories: dict[str, Memory], subjects: dict[str, Subject]
+) -> dict[str, Any]:
+    parts = {}
+    for name, found in measured.items():
+        rows = [
+            _row(program, label, x, found.part, timed, memories, subjects)
+            for x, timed in found.programs.items()
+            for label, program in timed.items()
+        ]
+        parts[name] = {
+            "title": found.part.title,
+            "x": found.part.x,
+            "rows": rows,
+            "left_out": found.left_out,
+        }
+    return {"reference": REFERENCE, "parts": parts, "targets": targets(parts)}
+
+
+def _row(
+    program: Program,
+    label: str,
+    x: int,
+    part: Any,
+    timed: dict[str, Program],
+    memories: dict[str, Memory],
+    subjects: dict[str, Subject],
+) -> dict[str, Any]:
+    low, high = (1e3 * q for q in np.percentile(program.seconds, [25, 75]))
+    row: dict[str, Any] = {
+        "model": program.name,
+        "x": x,
+        "milliseconds": program.milliseconds,
+        "low": low,
+        "high": high,
+        "runs": len(program.seconds),
+        # One run has no spread; zero would be a claim.
+        "spread": program.spread if len(program.seconds) > 1 else None,
+        "per_second": 1e3 * x / program.milliseconds,
+        "temporary_bytes": program.temporary_bytes,
+        "seconds": program.seconds,
+    }
+    if REFERENCE in timed:
+        row["by_reference"] = program.ratio(timed[REFERENCE])
+    if label not in memories:
+        return row
+    memory = memories[label]
+    streams = x if part.x == "streams" else 1
+    row |= {
+        "context": subjects[label].context,
+        "parameters": memory.parameter_count,
+        "state_floats": memory.state_size * streams,
+    }
+    if "bound" in timed:
+        # The bound was measured with the reference's weights: it grows with the number of them.
+        reads = timed["bound"].name == READ
+        mine, reference = (_weights(m, reads) for m in (memory, memories[REFERENCE]))
+        row["by_bound"] = program.ratio(timed["bound"]) * reference / mine
+    return row
+
+
+def _weights(memory: Memory, reads: bool) -> int:
+    """What the bound is proportional to: all weights are read, the matrices are multiplied."""
+    return memory.parameter_count if reads else sum(w.size for w in weight_arrays(memory))
+
+
+def _sizes(size: dict[str, Any]) -> str:
+    return f"{size['layers']} layers, {size['heads']} heads, V = 64, d = 256"
+
+
+# --- targets ------------------------------------------------------------------------------------
+
+
+def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of issue 8 whose programs were measured."""
+    out = []
+    if row := _find(parts, "stream", REFERENCE, 1):
+        out.append(at_most(f"a step of {REFERENCE} / {READ}", row["by_bound"], 1.2))
+        if slow := _find(parts, "stream", "gtrxl-512", 1):
+            out.append(at_least(f"a step of gtrxl-512 / {REFERENCE}", slow["by_reference"], 3))
+    for part, x, model, limit in (
+        ("sequence", 2048, REFERENCE, 2),
+        ("sequence", 2048, "galite(4)", 3),
+        ("batch", 64, REFERENCE, 2),
+    ):
+        row = _find(parts, part, model, x)
+        if row and "by_bound" in row:
+            what = f"{x} {parts[part]['x']} of {model} / {PRODUCTS}"
+            out.append(at_most(what, row["by_bound"], limit))
+    return out
+
+
+def _find(parts: dict[str, Any], part: str, model: str, x: int) -> dict[str, Any] | None:
+    rows = parts.get(part, {}).get("rows", [])
+    return next((r for r in rows if r["model"] == model and r["x"] == x), None)
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def show(found: dict[str, Any], size: dict[str, Any]) -> None:
+    console = Console()
+    console.print(f"{_sizes(size)}; medians, ± half the distance of the quartiles")
+    for name, part in found["parts"].items():
+        title = part["title"]
+        if name == "stream":
+            console.print(_one_by_one(title, part["rows"]))
+            continue
+        rate = "actions a second" if part["x"] == "streams" else "ms"
+        console.print(_across(f"{title}: {rate}", part, rate))
+        console.print(_across(f"{title}: / {REFERENCE}", part, "by_reference"))
+        console.print(_across(f"{title}: / its products", part, "by_bound"))
+        for line in part["left_out"]:
+            console.print(f"left out: {line}", highlight=False)
+    if found["targets"]:
+        show_targets(found["targets"])
+
+
+def _one_by_one(title: str, rows: list[dict[str, Any]]) -> Table:
+    caption = f"ref: {REFERENCE}; bound: {READ}; M: context; state: floats"
+    table = Table(title=title, caption=caption)
+    table.add_column("model", no_wrap=True)
+    # As narrow as they are so that 80 columns cut off nothing.
+    for column in ("M", "ms", "±", "/ref", "/bound", "params", "state"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        context = row.get("context")
+        table.add_row(
+            row["model"],
+            "" if context is None else f"{context:,}",
+            f"{row['milliseconds']:.2f}",
+            _spread(row),
+            _ratio(row, "by_reference"),
+            _ratio(row, "by_bound"),
+            _short(row["parameters"]) if "parameters" in row else "",
+            _short(row["state_floats"]) if "state_floats" in row else "",
+        )
+    return table
+
+
+def _spread(row: dict[str, Any], sign: str = "") -> str:
+    return "1 run" if row["spread"] is None else f"{sign}{row['spread']:.0%}"
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k"
+
+
+def _across(title: str, part: dict[str, Any], what: str) -> Table:
+    """A row for each model, a column for each place on x."""
+    xs = sorted({row["x"] for row in part["rows"]})
+    table = Table(title=title)
+    table.add_column("model", no_wrap=True)
+    for x in xs:
+        table.add_column(f"{x:,} {part['x']}", justify="right")
+    cells = {(row["model"], x): "" for row in part["rows"] for x in xs}
+    for row in part["rows"]:
+        if what == "ms":
+            text = f"{row['milliseconds']:,.1f} {_spread(row, '±')}"
+        elif what == "actions a second":
+            text = f"{row['per_second']:,.0f} {_spread(row, '±')}"
+        else:
+            text = _ratio(row, what)
+        cells[row["model"], row["x"]] = text
+    for model in dict.fromkeys(row["model"] for row in part["rows"]):
+        line = [cells[model, x] for x in xs]
+        if any(line):
+            table.add_row(model, *line)
+    return table
+
+
+def _ratio(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.2f}" if name in row else ""
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def write(found: dict[str, Any], size: dict[str, Any], folder: Path) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore")
+    writer.writeheader()
+    for name, part in found["parts"].items():
+        writer.writerows({"part": name, **row} for row in part["rows"])
+    files.write(folder / "latency.csv", text.getvalue().encode())
+    paths = [folder / "latency.csv"]
+    for name, part in found["parts"].items():
+        paths += draw(folder / name, _about(name, size, part), [_panel(name, part)])
+    for path in paths:
+        Console().print(f"written to {path}", highlight=False, soft_wrap=True)
+
+
+def _about(name: str, size: dict[str, Any], part: dict[str, Any]) -> str:
+    what = {
+        "stream": "Time of one streaming step against context: AGaLiTe's does not depend on it",
+        "sequence": "Time of a forward pass over a whole sequence",
+        "batch": "Actions a second with many streams side by side",
+        "gradient": "Time of forward and backward over a whole sequence",
+    }[name]
+    about = f"{what}\n{_sizes(size)}; line: median, band: middle half of the runs"
+    if part["left_out"]:
+        about += "\na line ends where one run would take too long, or its state 2 GB"
+    return about
+
+
+def _panel(name: str, part: dict[str, Any]) -> Panel:
+    if name == "stream":
+        return Panel("", "context M (inputs a layer can read)", "ms a step", _against_context(part))
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in part["rows"]):
+        rows = [row for row in part["rows"] if row["model"] == model]
+        lines.append(_line(model, [row["x"] for row in rows], rows, rate=name == "batch"))
+    if name == "batch":
+        return Panel("", "streams side by side", "actions a second", lines)
+    return Panel("", "length of the sequence, steps", "ms", lines)
+
+
+def _against_context(part: dict[str, Any]) -> list[Line]:
+    """GTrXL over its memory, everything else as a level line, as the paper draws it."""
+    lines, windows = [], {"GTrXL, projecting its memory at every step": [], "GTrXL, cached": []}
+    for row in part["rows"]:
+        if row.get("context") is not None:
+            names = list(windows)
+            windows[names["cached" in row["model"]]].append(row)
+        else:
+            lines.append(_line(row["model"], [1], [row], level=True))
+    for name, rows in windows.items():
+        if rows:
+            label = "gtrxl, cached" if "cached" in name else "gtrxl"
+            line = _line(label, [row["context"] for row in rows], rows)
+            lines.append(dataclasses.replace(line, label=name))
+    return lines
+
+
+def _line(
+    model: str,
+    x: list[float],
+    rows: list[dict[str, Any]],
+    *,
+    rate: bool = False,
+    level: bool = False,
+) -> Line:
+    def of(name: str, other: str) -> list[float]:
+        return [1e3 * r["x"] / r[other] if rate else r[name] for r in rows]
+
+    return Line(
+        model,
+        x,
+        of("milliseconds", "milliseconds"),
+        _colour(model),
+        of("low", "high"),
+        of("high", "low"),
+        *_look(model),
+        level,
+    )
+
+
+def _colour(model: str) -> str:
+    return next((c for name, c in _COLOURS.items() if model.startswith(name)), BLACK)
+
+
+def _look(model: str) -> tuple[Any, str]:
+    """Members of one family share a colour and differ in their dashes and their marks."""
+    if model in (READ, PRODUCTS):
+        return ":", "o"
+    # One after the other: the first that fits.
+    looks = {
+        "(8,1)": ("--", "s"),
+        "(16,1)": ("-.", "^"),
+        "(4,7)": (":", "D"),
+        "(8,7)": ((0, (6, 1, 1, 1)), "v"),
+        "(16,7)": ((0, (1, 2)), "P"),
+        "-128, cached": ("-.", "^"),
+        "-512, cached": (":", "D"),
+        "-512": ("--", "s"),
+        "gtrxl, cached": ("--", "s"),
+    }
+    return next((look for mark, look in looks.items() if mark in model), ("-", "o"))

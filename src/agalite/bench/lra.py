@@ -2,7 +2,7 @@
 
 One sequence of bytes at a time, at the sizes of the paper's Long Range Arena models. The
 transformer attends to all that came before, from an empty memory, so that it does no work that is
-masked from end to end (supervised/whole.py).
+masked from end to end (supervised/classifier.py).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agalite.bench.report import at_least, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
+from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
 from agalite.supervised.classifier import Classifier
 from agalite.supervised.config import preset
 from agalite.supervised.text import CLASSES, VOCABULARY
@@ -35,7 +35,7 @@ def run(*, rounds: int, out: Path | None) -> None:
                 function, args = gradient_of(name, length)
                 programs[name, length] = compile_program(f"{name}, {length}", function, *args)
                 progress.advance(task)
-        take_turns(list(programs.values()), rounds, progress)
+        interleave_rounds(list(programs.values()), rounds, progress)
     Console().print(_table(programs))
     long = LENGTHS[-1]
     ratio = programs["transformer", long].ratio(programs["agalite", long])
@@ -49,9 +49,12 @@ def run(*, rounds: int, out: Path | None) -> None:
 def gradient_of(name: str, length: int) -> tuple[Any, tuple[Any, ...]]:
     """The loss's value and gradient for one sequence, and its arguments."""
     model = Classifier(
-        VOCABULARY, CLASSES, memory=name, memory_options=preset("paper", name, length),
+        VOCABULARY,
+        CLASSES,
+        memory=name,
+        memory_options=preset("paper", name, length),
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
     weights, rest = eqx.partition(model, eqx.is_inexact_array)
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (length, 1)), jnp.uint8)
@@ -73,10 +76,13 @@ def _table(programs: dict[tuple[str, int], Program]) -> Table:
         table.add_column(column, justify="left" if column == "model" else "right")
     for (name, length), program in programs.items():
         table.add_row(
-            name, f"{length}", f"{_rate(program, length):,.0f}", f"{program.spread:.0%}",
+            name,
+            f"{length}",
+            f"{_rate(program, length):,.0f}",
+            f"{program.spread:.0%}",
             f"{program.ratio(programs['agalite', length]):.2f}",
             f"{program.temporary_bytes / 1e6:,.0f}",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -18,13 +18,12 @@ from rich.table import Table
 
 from agalite.agents.rollout import Rollout
 from agalite.bench.report import write_results
-from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
-from agalite.envs.bridge import GymnasiumVector
+from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
+from agalite.envs.gymnasium.vector import GymnasiumVector
 from agalite.envs.registry import make
 from agalite.ops.state import copies
+from agalite.training.asynchronous.learner import Learner, LearnerState, Network
 from agalite.training.config import HostConfig
-from agalite.training.learner import Learner, LearnerState
-from agalite.training.network import Network
 from agalite.training.presets import preset
 from agalite.training.session import remember_programs
 
@@ -42,7 +41,7 @@ class Agent:
     def __init__(self, name: str, memory: str, spaces: tuple[Any, Any]) -> None:
         self.name = name
         self.config = HostConfig(
-            env=ENV, memory=memory, **{**preset("paper", ENV, memory), "batch": BATCH}
+            env=ENV, memory=memory, **{**preset("paper", ENV, memory), "batch_size": BATCH}
         )
         self.network = Network(self.config, *spaces)
         learner = Learner(self.config, self.network)
@@ -60,27 +59,33 @@ class Agent:
         obs = jnp.zeros((GROUP, 64, 64, 3), jnp.uint8)
         resets, key = jnp.zeros(GROUP, bool), jax.random.key(0)
         return compile_program(
-            f"{self.name} acting", self.network._act, prepared, memory, obs, resets, key,
+            f"{self.name} acting",
+            self.network._act,
+            prepared,
+            memory,
+            obs,
+            resets,
+            key,
             jnp.uint32(0),
-        )  # fmt: skip
+        )
 
     def _batch(self, state: LearnerState, spaces: tuple[Any, Any]) -> tuple[Rollout, Any]:
         c = self.config
-        shape = (c.rollout, c.rollouts)
+        shape = (c.num_steps, c.rollouts)
         rng = np.random.default_rng(0)
         zeros, no = jnp.zeros(shape), jnp.zeros(shape, bool)
         obs = jnp.asarray(rng.integers(0, 256, (*shape, *spaces[0].shape), np.uint8))
         actions = jnp.zeros(shape, jnp.int32)
         rollout = Rollout(obs, no, actions, zeros - 1.8, zeros, zeros, no, zeros)
         memory = self.network.initial_memory(state.weights, c.rollouts)
-        count = c.rollout // c.sequence_length
+        count = c.num_steps // c.sequence_length
         starts = copies(memory, count)
         return rollout, starts
 
     def row(self) -> dict[str, Any]:
         acting = GROUP / (self.acting.milliseconds / 1e3)
         learning = BATCH / (self.learning.milliseconds / 1e3)
-        environments = self.config.environments
+        environments = self.config.num_envs
         return {
             "name": self.name,
             "parameters": self.network.parameter_count,
@@ -109,7 +114,7 @@ def run(*, rounds: int, out: Path | None) -> None:
             world.reset()
             maze = Program("the maze", lambda: _walk(world), 0)
             programs = [p for agent in agents for p in (agent.acting, agent.learning)]
-            take_turns([maze, *programs], rounds, progress)
+            interleave_rounds([maze, *programs], rounds, progress)
     finally:
         world.close()
     rows = [agent.row() for agent in agents]
@@ -121,9 +126,16 @@ def run(*, rounds: int, out: Path | None) -> None:
         Console().print(f"{what}: {value:+.0%}")
     if out is not None:
         write_results(
-            out, {"paper": PAPER, "agents": rows, "maze_steps_per_second": steps,
-                  "batch": BATCH, "group": GROUP, "compared": compared},
-        )  # fmt: skip
+            out,
+            {
+                "paper": PAPER,
+                "agents": rows,
+                "maze_steps_per_second": steps,
+                "batch_size": BATCH,
+                "group": GROUP,
+                "compared": compared,
+            },
+        )
 
 
 def _walk(world: Any) -> None:
@@ -134,8 +146,11 @@ def _walk(world: Any) -> None:
 def _compare(agalite: Agent, gtrxl: Agent) -> dict[str, float]:
     """AGaLiTe against GTrXL, as the paper says it: +0.43 is 43% more."""
     ours, theirs = agalite.row(), gtrxl.row()
-    kept = ("states_of_all_environments_bytes", "weights_and_optimiser_bytes",
-            "learning_temporary_bytes")  # fmt: skip
+    kept = (
+        "states_of_all_environments_bytes",
+        "weights_and_optimiser_bytes",
+        "learning_temporary_bytes",
+    )
 
     def memory(row: dict[str, Any]) -> int:
         return sum(row[name] for name in kept)
@@ -144,10 +159,11 @@ def _compare(agalite: Agent, gtrxl: Agent) -> dict[str, float]:
         "frames a second, acting": gtrxl.acting.ratio(agalite.acting) - 1,
         "frames a second, learning": gtrxl.learning.ratio(agalite.learning) - 1,
         "frames a second, both": ours["steps_per_second_of_both"]
-        / theirs["steps_per_second_of_both"] - 1,
+        / theirs["steps_per_second_of_both"]
+        - 1,
         "memory of 64 agents' states": ours["state_bytes"] / theirs["state_bytes"] - 1,
         "memory of states, weights, optimiser and gradient": memory(ours) / memory(theirs) - 1,
-    }  # fmt: skip
+    }
 
 
 def _bytes(tree: Any) -> int:
@@ -156,13 +172,24 @@ def _bytes(tree: Any) -> int:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title=f"Memory Maze at the paper's size; a batch of {BATCH} steps")
-    for column in ("memory", "parameters", "acting/s", "learning/s", "both/s", "state kB",
-                   "gradient MB"):  # fmt: skip
+    for column in (
+        "memory",
+        "parameters",
+        "acting/s",
+        "learning/s",
+        "both/s",
+        "state kB",
+        "gradient MB",
+    ):
         table.add_column(column, justify="left" if column == "memory" else "right")
     for row in rows:
         table.add_row(
-            row["name"], f"{row['parameters']:,}", f"{row['acting_steps_per_second']:,.0f}",
-            f"{row['learning_steps_per_second']:,.0f}", f"{row['steps_per_second_of_both']:,.0f}",
-            f"{row['state_bytes'] / 1e3:,.0f}", f"{row['learning_temporary_bytes'] / 1e6:,.0f}",
-        )  # fmt: skip
+            row["name"],
+            f"{row['parameters']:,}",
+            f"{row['acting_steps_per_second']:,.0f}",
+            f"{row['learning_steps_per_second']:,.0f}",
+            f"{row['steps_per_second_of_both']:,.0f}",
+            f"{row['state_bytes'] / 1e3:,.0f}",
+            f"{row['learning_temporary_bytes'] / 1e6:,.0f}",
+        )
     return table

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from agalite.bench.programs import stream
 from agalite.bench.report import at_least, at_most, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
+from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
 from agalite.memory import Memory, make_memory
 from agalite.ops.state import copies
 
@@ -125,7 +125,7 @@ def _training(rounds: int, progress: Any) -> dict[str, Program]:
         function, args = gradient_of(make_memory(name, INPUT, **options))
         programs[label] = compile_program(label, function, *args)
         progress.advance(task)
-    take_turns(list(programs.values()), rounds, progress)
+    interleave_rounds(list(programs.values()), rounds, progress)
     return programs
 
 
@@ -154,7 +154,7 @@ def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
         "step": stream("agalite r=1, one step", memory),
     }
     programs["step"].call()
-    take_turns(list(programs.values()), rounds, progress)
+    interleave_rounds(list(programs.values()), rounds, progress)
     return programs
 
 
@@ -191,10 +191,13 @@ def _training_table(programs: dict[str, Program]) -> Table:
     for p in programs.values():
         rate = STEPS * BATCH / (p.milliseconds / 1e3)
         table.add_row(
-            p.name, f"{p.milliseconds:.1f}", f"{p.spread:.0%}",
-            f"{p.ratio(programs['products']):.2f}", f"{p.temporary_bytes / 1e6:.0f}",
+            p.name,
+            f"{p.milliseconds:.1f}",
+            f"{p.spread:.0%}",
+            f"{p.ratio(programs['products']):.2f}",
+            f"{p.temporary_bytes / 1e6:.0f}",
             f"{rate:,.0f}",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from agalite.bench.timing import Program, ready, temporary_bytes
 from agalite.memory import Memory
-from agalite.memory.layers import turned
+from agalite.memory.layers import prepare_for_inference
 from agalite.ops.state import copies
 
 
@@ -25,7 +25,7 @@ def stream(name: str, memory: Memory, *, batch: int | None = None) -> Program:
     The weights lie as for acting: packed where the memory can be, and turned for a `batch` of
     streams side by side.
     """
-    memory = memory.packed() if batch is None else turned(memory, streams=batch)
+    memory = memory.packed() if batch is None else prepare_for_inference(memory, streams=batch)
     weights, join = _flat(memory)
     start, reset, xs = memory.initial_state(), jnp.zeros((), bool), stream_inputs(memory)
     if batch is not None:

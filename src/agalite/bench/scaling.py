@@ -11,9 +11,8 @@ import numpy as np
 from rich.progress import Progress
 
 from agalite.bench import programs
-from agalite.bench.subjects import Subject, build
-from agalite.bench.timing import Program
-from agalite.bench.turns import take_turns
+from agalite.bench.model_configs import Subject, build
+from agalite.bench.timing import Program, interleave
 
 SIZE: dict[str, Any] = {
     "d_model": 128,
@@ -48,9 +47,10 @@ def measure(
         wanted["r", AGALITE, r] = Subject("agalite", {"r": r}), base
     for d in widths:
         for label, subject in (
-            (AGALITE, Subject("agalite")), (GALITE, Subject("galite")),
+            (AGALITE, Subject("agalite")),
+            (GALITE, Subject("galite")),
             (GTRXL, Subject("gtrxl", {"memory": 128})),
-        ):  # fmt: skip
+        ):
             wanted["width", label, d] = subject, _of_width(base, d)
     lengths = [n for n in _LENGTHS if n <= stream][:few]
     for n in lengths:
@@ -77,7 +77,7 @@ def _timed(wanted: dict[Any, Any], seconds: float, progress: Progress) -> dict[A
         out[key] = programs.stream(str(key), memory), memory.state_size
         progress.advance(task)
     progress.remove_task(task)
-    take_turns([p for p, _ in out.values()], progress, "timing sizes", runs=100, seconds=seconds)
+    interleave([p for p, _ in out.values()], progress, "timing sizes", runs=100, seconds=seconds)
     return out
 
 
@@ -104,6 +104,12 @@ def _along(
 def _row(model: str, x: int, seconds: list[float], floats: int) -> dict[str, Any]:
     low, middle, high = (1e3 * float(q) for q in np.percentile(seconds, [25, 50, 75]))
     return {
-        "model": model, "x": x, "milliseconds": middle, "low": low, "high": high,
-        "runs": len(seconds), "state_floats": floats, "seconds": seconds,
-    }  # fmt: skip
+        "model": model,
+        "x": x,
+        "milliseconds": middle,
+        "low": low,
+        "high": high,
+        "runs": len(seconds),
+        "state_floats": floats,
+        "seconds": seconds,
+    }

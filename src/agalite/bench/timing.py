@@ -12,8 +12,8 @@ import jaxlib.version
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agalite import native
-from agalite.machine import commit, processor
+from agalite import kernels
+from agalite.system import commit, processor
 from agalite.version import __version__
 
 
@@ -69,7 +69,7 @@ def temporary_bytes(compiled: Any) -> int:
     return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
-def take_turns(programs: list[Program], rounds: int, progress: Progress) -> None:
+def interleave_rounds(programs: list[Program], rounds: int, progress: Progress) -> None:
     """One run of each, `rounds` times over."""
     task = progress.add_task("timing", total=rounds * len(programs))
     for _ in range(rounds):
@@ -100,6 +100,56 @@ def machine() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "python": platform.python_version(),
-        "kernels": native.why_not() or "used",
+        "kernels": kernels.why_not() or "used",
         "huge_pages": "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", ""),
     }
+
+
+# --- Programs timed in turns, so many runs each or until their time is used up --------------------
+
+_LEAST = 3
+"""Runs that a median needs at least, whatever the time limit; one that is very long gets fewer."""
+_BURST = 4
+_QUICK = 0.1  # seconds: a longer run warms its own caches
+
+
+def interleave(
+    programs: Sequence[Program], progress: Progress, what: str, *, runs: int, seconds: float
+) -> None:
+    """Each program has up to `runs` runs and `seconds` of time; a busy machine slows all alike.
+
+    A turn of short runs is several in a row after one that does not count: a stream finds the
+    caches as its own last step left them, not as another model did. No run is begun that would take
+    more than the time left; every program has one, and three if they take no more than twice it.
+    """
+    for program in programs:
+        # The very first run can take many times as long as any other.
+        jax.block_until_ready(program.call())
+        program.seconds.clear()
+    task = progress.add_task(what, total=runs * len(programs))
+    waiting = list(range(len(programs)))
+    while waiting:
+        for i in list(waiting):
+            _turn(programs[i], runs)
+            enough = len(programs[i].seconds) >= runs
+            if enough or not _has_time(programs[i], seconds):
+                waiting.remove(i)
+            progress.update(task, completed=_completed(programs, runs, waiting))
+    progress.remove_task(task)
+
+
+def _turn(program: Program, runs: int) -> None:
+    program.time()
+    if program.seconds[-1] <= _QUICK:
+        program.seconds.pop()
+        for _ in range(min(_BURST, runs - len(program.seconds))):
+            program.time()
+
+
+def _has_time(program: Program, seconds: float) -> bool:
+    limit = 2 * seconds if len(program.seconds) < _LEAST else seconds
+    return sum(program.seconds) + min(program.seconds) <= limit
+
+
+def _completed(programs: Sequence[Program], runs: int, waiting: list[int]) -> int:
+    return sum(len(p.seconds) if i in waiting else runs for i, p in enumerate(programs))

@@ -18,10 +18,9 @@ from rich.table import Table
 
 from agalite.agents.a2c import A2C
 from agalite.bench.report import at_least, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, progress_bar, take_turns
+from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
 from agalite.training.config import TrainConfig
-from agalite.training.loop import Trainer
-from agalite.training.train import remember_programs
+from agalite.training.train import Trainer, remember_programs
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "agalite(4,1)": ("agalite", {}),
@@ -48,7 +47,7 @@ def run(*, rounds: int, out: Path | None) -> None:
             trainers[label] = _trainer(memory, options)
             programs.append(_program(label, trainers[label]))
             progress.advance(task)
-        take_turns(programs, rounds, progress)
+        interleave_rounds(programs, rounds, progress)
     product, *training = programs
     rows = [_row(p, product, trainers[p.name]) for p in training]
     Console().print(_table(product, rows))
@@ -63,9 +62,14 @@ def run(*, rounds: int, out: Path | None) -> None:
 
 def _trainer(memory: str, options: dict[str, Any]) -> Trainer:
     config = TrainConfig(
-        env="tmaze", env_options={"corridor": 160}, memory=memory, memory_options=options,
-        agent=A2C(), environments=8, rollout=256,
-    )  # fmt: skip
+        env="tmaze",
+        env_options={"corridor": 160},
+        memory=memory,
+        memory_options=options,
+        agent=A2C(),
+        num_envs=8,
+        num_steps=256,
+    )
     return Trainer(config)
 
 
@@ -80,11 +84,14 @@ def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
     operations = PER_PARAMETER * trainer.parameter_count * steps
     share = (operations / 2 / SIDE**3) / p.ratio(product)
     return {
-        "name": p.name, "parameters": trainer.parameter_count,
-        "steps_per_second": steps / (p.milliseconds / 1e3), "spread": p.spread,
-        "share_of_product_rate": share, "temporary_bytes": p.temporary_bytes,
+        "name": p.name,
+        "parameters": trainer.parameter_count,
+        "steps_per_second": steps / (p.milliseconds / 1e3),
+        "spread": p.spread,
+        "share_of_product_rate": share,
+        "temporary_bytes": p.temporary_bytes,
         "seconds": p.seconds,
-    }  # fmt: skip
+    }
 
 
 def _targets(rows: list[dict[str, Any]], programs: dict[str, Program]) -> list[dict[str, Any]]:
@@ -105,8 +112,11 @@ def _table(product: Program, rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="left" if column == "memory" else "right")
     for row in rows:
         table.add_row(
-            row["name"], f"{row['parameters']:,}", f"{row['steps_per_second']:,.0f}",
-            f"{row['spread']:.0%}", f"{row['share_of_product_rate']:.0%}",
+            row["name"],
+            f"{row['parameters']:,}",
+            f"{row['steps_per_second']:,.0f}",
+            f"{row['spread']:.0%}",
+            f"{row['share_of_product_rate']:.0%}",
             f"{row['temporary_bytes'] / 1e6:.0f}",
-        )  # fmt: skip
+        )
     return table

@@ -11,6 +11,6 @@ from agalite.envs.registry import ENVIRONMENTS, make
 __all__ = ["ENVIRONMENTS", "make"]
 
 if importlib.util.find_spec("gymnasium") and importlib.util.find_spec("gymnax"):
-    from agalite.envs.as_gymnasium import register
+    from agalite.envs.gymnasium.wrapper import register
 
     register()

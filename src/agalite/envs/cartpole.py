@@ -10,9 +10,9 @@ from flax import struct
 from gymnax.environments import environment, spaces
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-from agalite import errors
+from agalite import validation
 from agalite.envs import drawing
-from agalite.envs.world import World
+from agalite.envs.base import World
 
 LEFT, RIGHT = range(2)
 
@@ -58,7 +58,7 @@ class MaskedCartPole(World[CartPoleState, CartPoleParams]):
     frames_a_second: ClassVar[int] = 50
 
     def __init__(self, *, max_steps: int = 500) -> None:
-        errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
         super().__init__(CartPoleParams(int(max_steps)))
 
     def reset_env(
@@ -124,7 +124,7 @@ class NoisyMaskedCartPole(MaskedCartPole):
     def __init__(self, noise: float = 0.1, *, max_steps: int = 500) -> None:
         super().__init__(max_steps=max_steps)
         self._params = self._params.replace(
-            noise=errors.number("noise", noise, minimum=0.0, maximum=1e30)
+            noise=validation.number("noise", noise, minimum=0.0, maximum=1e30)
         )
 
     def reset_env(

@@ -18,8 +18,8 @@ from flax import struct
 from gymnax.environments import environment, spaces
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-from agalite import errors
-from agalite.envs.world import World
+from agalite import validation
+from agalite.envs.base import World
 
 _FOREVER = np.iinfo(np.int32).max
 _TILE = 16  # pixels along a tile's side: the size in which craftax's pictures are drawn
@@ -50,7 +50,7 @@ class _Symbolic(World[CraftaxState, CraftaxParams]):
     _game_class: ClassVar[str]
 
     def __init__(self, max_steps: int, options: dict[str, Any]) -> None:
-        errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
         module = _import(f"{self._package}.envs.craftax_symbolic_env")
         self._game = getattr(module, self._game_class)()
         game = _with_options(self._game.default_params, options)
@@ -181,16 +181,16 @@ def _with_options(defaults: Any, options: dict[str, Any]) -> Any:
     known = {name: value for name, value in known.items() if name not in _NOT_OPTIONS}
     checked = {}
     for name, value in options.items():
-        errors.one_of("option", name, ["max_steps", *known])
+        validation.one_of("option", name, ["max_steps", *known])
         default = known[name]
         if isinstance(default, bool):
-            errors.boolean(name, value)
+            validation.boolean(name, value)
             checked[name] = bool(value)
         elif isinstance(default, int):
-            errors.integer(name, value, minimum=1)
+            validation.integer(name, value, minimum=1)
             checked[name] = int(value)
         else:  # the rest are chances
-            checked[name] = errors.number(name, value, minimum=0.0)
+            checked[name] = validation.number(name, value, minimum=0.0)
             if checked[name] > 1.0:
                 raise ValueError(f"{name}={value!r} is a chance; it must be from 0 to 1")
     return defaults.replace(**checked)

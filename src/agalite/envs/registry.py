@@ -8,11 +8,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agalite import errors
+from agalite import validation
 
 if TYPE_CHECKING:
-    from agalite.envs.bridge import GymnasiumVector
-    from agalite.envs.world import World
+    from agalite.envs.base import World
+    from agalite.envs.gymnasium.vector import GymnasiumVector
 
 GYMNASIUM = "gym:"
 _VECTOR_OPTIONS = ("count", "seed", "asynchronous", "timeout")
@@ -62,7 +62,7 @@ class Environment:
 
 def _memory_maze(size: int, objects: int) -> Environment:
     return Environment(
-        "agalite.envs.memory_maze:MemoryMaze",
+        "agalite.envs.memory_maze.env:MemoryMaze",
         f"remember where {objects} objects are",
         extra="envs,memory-maze",
         needs=("gymnasium", "memory_maze", "dm_control", "mujoco", "labmaze"),
@@ -83,13 +83,13 @@ ENVIRONMENTS: dict[str, Environment] = {
         "agalite.envs.cartpole:NoisyMaskedCartPole", "the same, seen through noise"
     ),
     "mystery-path-grid": Environment(
-        "agalite.envs.mystery_path:MysteryPathGrid", "find an invisible path, tile by tile"
+        "agalite.envs.mystery_path.env:MysteryPathGrid", "find an invisible path, tile by tile"
     ),
     "mystery-path": Environment(
-        "agalite.envs.mystery_path:MysteryPath", "the same with smooth motion"
+        "agalite.envs.mystery_path.env:MysteryPath", "the same with smooth motion"
     ),
     "craftax-symbolic": Environment(
-        "agalite.envs.craftax:Craftax", "explore, craft, fight, descend", **_CRAFTAX
+        "agalite.envs.craftax:Craftax", "explore, craft, fight, apply_gradients", **_CRAFTAX
     ),
     "craftax-classic-symbolic": Environment(
         "agalite.envs.craftax:CraftaxClassic", "Crafter's rules, one level", **_CRAFTAX
@@ -149,12 +149,14 @@ def _check_options(name: str, options: dict[str, Any], known: list[str] | None) 
 
 
 def _from_gymnasium(env_id: str, options: dict[str, Any]) -> "GymnasiumVector":
-    bridge = dataclasses.replace(ENVIRONMENTS["tmaze"], place="agalite.envs.bridge:GymnasiumVector")
+    bridge = dataclasses.replace(
+        ENVIRONMENTS["tmaze"], place="agalite.envs.gymnasium.vector:GymnasiumVector"
+    )
     bridge.load()  # says what to install if Gymnasium is missing
     if not env_id:
         raise ValueError("name='gym:' lacks the id of a Gymnasium environment: gym:CartPole-v1")
-    from agalite.envs.bridge import from_gymnasium
+    from agalite.envs.gymnasium.vector import from_gymnasium
 
     options = {"count": 1, "seed": 0, **options}
-    errors.integer("count", options["count"], minimum=1)
+    validation.integer("count", options["count"], minimum=1)
     return from_gymnasium(env_id, **options)

@@ -8,9 +8,9 @@ from flax import struct
 from gymnax.environments import environment, spaces
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8, UInt32
 
-from agalite import errors
+from agalite import validation
 from agalite.envs import drawing
-from agalite.envs.world import World
+from agalite.envs.base import World
 
 UP, DOWN, LEFT, RIGHT = range(4)
 
@@ -73,9 +73,9 @@ class TMaze(World[TMazeState, TMazeParams]):
         max_steps: int = 1000,
         distractors_at_start: bool = False,
     ) -> None:
-        errors.integer_between("corridor", corridor, 2, 2**PLACE_BITS)
-        errors.integer_between("max_steps", max_steps, 1, 2**31 - 1)
-        errors.boolean("distractors_at_start", distractors_at_start)
+        validation.integer_between("corridor", corridor, 2, 2**PLACE_BITS)
+        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.boolean("distractors_at_start", distractors_at_start)
         super().__init__(TMazeParams(int(max_steps), int(corridor), bool(distractors_at_start)))
 
     def reset_env(

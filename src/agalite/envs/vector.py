@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gymnax.environments.environment import Environment
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from agalite import errors
+from agalite import validation
 
 # Of the environments that end together, this share of the batch begins again in one go.
 _BLOCKS = 32
@@ -23,7 +23,7 @@ class Vector:
     """
 
     def __init__(self, env: Environment, count: int) -> None:
-        errors.integer("count", count, minimum=1)
+        validation.integer("count", count, minimum=1)
         if not isinstance(env, Environment):
             raise ValueError(f"env={env!r} must be a gymnax environment; make(name) makes one")
         self.env = env

@@ -37,12 +37,17 @@ class Export:
         from agalite.export.verify import STEPS
         from agalite.training.run import Run
 
-        in_all = Run.open(self.run_folder).config["steps"]
+        in_all = Run.open(self.run_folder).config["total_timesteps"]
         print("compiling, writing and replaying: a minute or so", file=sys.stderr)
         for file in export_run(
-            self.run_folder, onnx=self.onnx, stablehlo=self.stablehlo, batch=self.batch,
-            tolerance=self.tolerance, seed_number=self.seed_number, best=self.best,
-        ):  # fmt: skip
+            self.run_folder,
+            onnx=self.onnx,
+            stablehlo=self.stablehlo,
+            batch=self.batch,
+            tolerance=self.tolerance,
+            seed_number=self.seed_number,
+            best=self.best,
+        ):
             print(
                 f"{file.path}: {file.size / 1e6:.1f} MB, the agent after {file.at_step:,} of "
                 f"{in_all:,} steps; {STEPS} steps replayed, "

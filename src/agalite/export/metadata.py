@@ -6,7 +6,7 @@ import numpy as np
 
 from agalite import files
 from agalite.export.step import Step
-from agalite.nets.actions import ActionHead, BoxHead, DiscreteHead, MultiDiscreteHead
+from agalite.networks.heads import ActionHead, BoxHead, DiscreteHead, MultiDiscreteHead
 from agalite.version import __version__
 
 FORMAT = 1
@@ -59,26 +59,33 @@ def distribution(head: ActionHead) -> dict[str, Any]:
     match head:
         case DiscreteHead():
             return {
-                "kind": "categorical", "start": head.start,
+                "kind": "categorical",
+                "start": head.start,
                 "action": "start + i, where i is drawn with probability softmax(logits)[i], or is "
                 "argmax(logits) for the likeliest",
-            }  # fmt: skip
+            }
         case MultiDiscreteHead():
             return {
-                "kind": "categorical of each part", "sizes": list(head.sizes),
-                "start": list(head.start), "shape": list(head.shape),
+                "kind": "categorical of each part",
+                "sizes": list(head.sizes),
+                "start": list(head.start),
+                "shape": list(head.shape),
                 "action": "logits split into parts of these sizes, one choice from each as in a "
                 "categorical, plus start, in this shape",
-            }  # fmt: skip
+            }
         case BoxHead():
             centre, half = _scale(np.array(head.low), np.array(head.high))
             return {
-                "kind": "normal", "centre": centre, "half": half,
-                "low": list(head.low), "high": list(head.high), "shape": list(head.shape),
+                "kind": "normal",
+                "centre": centre,
+                "half": half,
+                "low": list(head.low),
+                "high": list(head.high),
+                "shape": list(head.shape),
                 "action": "clip(centre + half * x, low, high) in this shape, where x is drawn from "
                 "a normal distribution of this mean and std, or is mean for the likeliest; null "
                 "is no limit",
-            }  # fmt: skip
+            }
     raise ValueError(f"actions of a {type(head).__name__} cannot be exported")
 
 

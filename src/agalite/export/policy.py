@@ -8,12 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agalite import errors, files
-from agalite.export import onnx_file, stablehlo_file
+from agalite import files, validation
+from agalite.export import stablehlo as stablehlo_file
 from agalite.export.metadata import describe
+from agalite.export.onnx import file as onnx_file
 from agalite.export.step import Step, make_step
 from agalite.export.verify import TOLERANCE, check
-from agalite.nets.actor_critic import ActorCritic
+from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,20 @@ class Written:
 
 
 def export_model(
-    model: ActorCritic, spaces: tuple[Any, Any], *, onnx: Path | None = None,
-    stablehlo: Path | None = None, batch: int = 1, tolerance: float = TOLERANCE,
-    config: dict[str, Any] | None = None, at_step: int = 0,
-) -> list[Written]:  # fmt: skip
+    model: ActorCritic,
+    spaces: tuple[Any, Any],
+    *,
+    onnx: Path | None = None,
+    stablehlo: Path | None = None,
+    batch: int = 1,
+    tolerance: float = TOLERANCE,
+    config: dict[str, Any] | None = None,
+    at_step: int = 0,
+) -> list[Written]:
     """spaces: of observations and actions. A file that does not replay as the model does is not
     left behind: that is a ValueError."""
-    errors.integer("batch", batch, minimum=1)
-    errors.number("tolerance", tolerance, minimum=0)
+    validation.integer("batch", batch, minimum=1)
+    validation.number("tolerance", tolerance, minimum=0)
     asked: list[tuple[str, Path, ModuleType]] = []
     if onnx is not None:
         asked.append(("onnx", Path(onnx), onnx_file))
@@ -54,9 +61,15 @@ def export_model(
 
 
 def export_run(
-    folder: str | os.PathLike[str], *, onnx: Path | None = None, stablehlo: Path | None = None,
-    batch: int = 1, tolerance: float = TOLERANCE, seed_number: int = 0, best: bool = False,
-) -> list[Written]:  # fmt: skip
+    folder: str | os.PathLike[str],
+    *,
+    onnx: Path | None = None,
+    stablehlo: Path | None = None,
+    batch: int = 1,
+    tolerance: float = TOLERANCE,
+    seed_number: int = 0,
+    best: bool = False,
+) -> list[Written]:
     """The agent of a run as its newest checkpoint has it, or its best: see `export_model`."""
     from agalite.training.policy import load
     from agalite.training.run import Run
@@ -68,15 +81,25 @@ def export_run(
         kind(world.default_params) for kind in (world.observation_space, world.action_space)
     )
     return export_model(
-        model, (spaces[0], spaces[1]), onnx=onnx, stablehlo=stablehlo, batch=batch,
-        tolerance=tolerance, config=run.config, at_step=at_step,
-    )  # fmt: skip
+        model,
+        (spaces[0], spaces[1]),
+        onnx=onnx,
+        stablehlo=stablehlo,
+        batch=batch,
+        tolerance=tolerance,
+        config=run.config,
+        at_step=at_step,
+    )
 
 
 def _write(
-    path: Path, kind: ModuleType, step: Step, metadata: dict[str, Any], observation_space: Any,
+    path: Path,
+    kind: ModuleType,
+    step: Step,
+    metadata: dict[str, Any],
+    observation_space: Any,
     tolerance: float,
-) -> Written:  # fmt: skip
+) -> Written:
     data = kind.encode(step, metadata)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)

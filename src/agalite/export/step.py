@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from agalite import errors
-from agalite.export.program import trace
-from agalite.nets.actions import Categorical, DiagonalNormal, Distribution, MultiCategorical
-from agalite.nets.actor_critic import ActorCritic
+from agalite import validation
+from agalite.export.onnx.program import trace
+from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, MultiCategorical
 
 
 class Tensor(NamedTuple):
@@ -51,7 +51,7 @@ def parameters(policy: Distribution) -> dict[str, Array]:
 
 
 def make_step(model: ActorCritic, observation_dtype: Any, batch: int = 1) -> Step:
-    errors.integer("batch", batch, minimum=1)
+    validation.integer("batch", batch, minimum=1)
     start = model.initial_state(batch)
     paths, tree = jax.tree_util.tree_flatten_with_path(start)
     leaves = [leaf for _, leaf in paths]
@@ -69,9 +69,10 @@ def make_step(model: ActorCritic, observation_dtype: Any, batch: int = 1) -> Ste
 
     traced = trace(lambda *inputs: run(*inputs)[2], everything)
     kept = [
-        i for i, (old, new) in enumerate(zip(traced.inputs[2:], traced.outputs, strict=True))
+        i
+        for i, (old, new) in enumerate(zip(traced.inputs[2:], traced.outputs, strict=True))
         if new is not old and not isinstance(new, jax.Array)
-    ]  # fmt: skip
+    ]
     policy, value, _ = jax.eval_shape(run, *everything)
     heads = [Tensor(n, x.shape, np.dtype(x.dtype)) for n, x in [*policy.items(), ("value", value)]]
 

@@ -9,7 +9,7 @@
     params = memory.init(key, None, xs, resets)        # None: a fresh start
     state, ys = memory.apply(params, None, xs, resets)
 
-The contract is the models' own (`agalite.memory.contract`): `resets[t]` true begins an episode with
+The contract is the models' own (`agalite.memory.base`): `resets[t]` true begins an episode with
 input t, and a sequence gives the same numbers as its inputs one by one. Time comes first; without
 the axis B both take a single sequence. The numbers and the gradients are those of the Equinox model
 with the same weights: this only moves the weights to where Flax looks for them.
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from agalite import errors, extras
+from agalite import extras, validation
 from agalite.memory import Memory, make_memory
 from agalite.ops.state import copies
 
@@ -41,9 +41,13 @@ class NNXMemory(nnx.Module):
     """A memory model whose weights are `nnx.Param`s, by name in `weights`."""
 
     def __init__(
-        self, model: str | Memory, input_size: int | None = None, *, rngs: nnx.Rngs | None = None,
+        self,
+        model: str | Memory,
+        input_size: int | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """model: a name, and then input_size and options are those of `agalite.make_memory` and
         rngs draws the weights; or a model that exists already, with its weights."""
         if isinstance(model, str):
@@ -156,15 +160,17 @@ def _initial_state(memory: Memory, batch: int | None) -> Any:
     state = memory.initial_state()
     if batch is None:
         return state
-    errors.integer("batch", batch, minimum=1)
+    validation.integer("batch", batch, minimum=1)
     return copies(state, batch)
 
 
 def _scan(memory: Memory, state: Any, xs: Any, resets: Any) -> tuple[Any, Array]:
     single = jnp.ndim(xs) == 2
-    errors.shape("xs", xs, ("T", memory.input_size) if single else ("T", "B", memory.input_size))
+    validation.check_shape(
+        "xs", xs, ("T", memory.input_size) if single else ("T", "B", memory.input_size)
+    )
     resets = jnp.zeros(jnp.shape(xs)[:-1], bool) if resets is None else resets
-    errors.shape("resets", resets, jnp.shape(xs)[:-1])
+    validation.check_shape("resets", resets, jnp.shape(xs)[:-1])
     if state is None:
         state = _initial_state(memory, None if single else jnp.shape(xs)[1])
     if single:
@@ -174,9 +180,9 @@ def _scan(memory: Memory, state: Any, xs: Any, resets: Any) -> tuple[Any, Array]
 
 def _step(memory: Memory, state: Any, x: Any, reset: Any) -> tuple[Any, Array]:
     single = jnp.ndim(x) == 1
-    errors.shape("x", x, (memory.input_size,) if single else ("B", memory.input_size))
+    validation.check_shape("x", x, (memory.input_size,) if single else ("B", memory.input_size))
     reset = jnp.zeros(jnp.shape(x)[:-1], bool) if reset is None else reset
-    errors.shape("reset", reset, jnp.shape(x)[:-1])
+    validation.check_shape("reset", reset, jnp.shape(x)[:-1])
     if state is None:
         state = _initial_state(memory, None if single else jnp.shape(x)[0])
     return (memory.step if single else jax.vmap(memory.step))(state, x, reset)

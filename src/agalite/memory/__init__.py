@@ -1,7 +1,7 @@
 """Memory models: one file each, one contract (`contract.py`)."""
 
 from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
-from agalite.memory.contract import Memory
+from agalite.memory.base import Memory
 from agalite.memory.feedforward import Feedforward, FeedforwardConfig
 from agalite.memory.galite import GaLiTe, GaLiTeConfig
 from agalite.memory.gru import GRU, GRUConfig

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from agalite import errors, native
+from agalite import kernels, validation
 from agalite.memory import packed
 from agalite.memory.block import Stack, StackConfig
 from agalite.memory.gated import FeatureAttention, check_features
@@ -46,13 +46,13 @@ class AGaLiTeConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_features(self.eta, self.nu, self.feature)
-        errors.integer("r", self.r, minimum=1)
-        errors.one_of("basis", self.basis, BASES)
-        errors.one_of("method", self.method, METHODS)
-        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
-        errors.boolean("gating", self.gating)
-        errors.boolean("fold", self.fold)
-        errors.integer("seed", self.seed, minimum=0)
+        validation.integer("r", self.r, minimum=1)
+        validation.one_of("basis", self.basis, BASES)
+        validation.one_of("method", self.method, METHODS)
+        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
+        validation.boolean("gating", self.gating)
+        validation.boolean("fold", self.fold)
+        validation.integer("seed", self.seed, minimum=0)
 
 
 class AGaLiTeMemoryState(NamedTuple):
@@ -88,10 +88,15 @@ class AGaLiTeAttention(FeatureAttention):
         c = self.config
         columns = self.project.columns(self.norm(h))
         state, attended = agalite_attention(
-            *self.project.activated(columns), resets, state,
-            r=c.r, basis=c.basis, method=c.method, fold=c.fold,
+            *self.project.activated(columns),
+            resets,
+            state,
+            r=c.r,
+            basis=c.basis,
+            method=c.method,
+            fold=c.fold,
             columns=columns if self.project.raw else None,
-        )  # fmt: skip
+        )
         return state, self.out(attended)
 
 
@@ -157,7 +162,7 @@ class AGaLiTe(Stack):
             model = eqx.tree_at(lambda m: m.blocks, self, blocks.blocks)
             return model._run_blocks(state, h, resets)
 
-        if h.shape[0] > 1 or not native.usable(h, blocks.weights):
+        if h.shape[0] > 1 or not kernels.usable(h, blocks.weights):
             return plain(blocks, state, h, resets)
         c = self.config
         basis = _basis(c)

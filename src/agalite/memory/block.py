@@ -13,10 +13,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from agalite import errors
-from agalite.memory.contract import Memory
+from agalite import validation
+from agalite.memory.base import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
-from agalite.memory.lean import relu, settled
+from agalite.ops.activations import grad_barrier, relu
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "layers", "heads", "head_size", "ffn_size"):
-            errors.integer(name, getattr(self, name), minimum=1)
+            validation.integer(name, getattr(self, name), minimum=1)
 
 
 class Attention(eqx.Module):
@@ -70,8 +70,8 @@ class Block(eqx.Module):
         self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
         state, attended = self.attention(state, h, resets)
-        h = settled(self.attention_gate(h, relu(attended)))
-        h = settled(self.mlp_gate(h, self.mlp(self.norm(h))))
+        h = grad_barrier(self.attention_gate(h, relu(attended)))
+        h = grad_barrier(self.mlp_gate(h, self.mlp(self.norm(h))))
         return state, h
 
 
@@ -110,7 +110,7 @@ class Stack(Memory):
         self, config: StackConfig, input_size: int, attention: Any, key: PRNGKeyArray
     ) -> None:
         """Fill the fields; `attention(key)` makes one layer's."""
-        errors.integer("input_size", input_size, minimum=1)
+        validation.integer("input_size", input_size, minimum=1)
         embed, *layers = jax.random.split(key, 1 + config.layers)
         blocks = []
         for layer in layers:

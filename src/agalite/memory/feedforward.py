@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from agalite import errors
-from agalite.memory.contract import Memory
+from agalite import validation
+from agalite.memory.base import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
-from agalite.memory.lean import relu
+from agalite.ops.activations import relu
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FeedforwardConfig:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "layers", "ffn_size"):
-            errors.integer(name, getattr(self, name), minimum=1)
+            validation.integer(name, getattr(self, name), minimum=1)
 
 
 class Layer(eqx.Module):
@@ -51,7 +51,7 @@ class Feedforward(Memory):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = c = FeedforwardConfig(**options)
-        errors.integer("input_size", input_size, minimum=1)
+        validation.integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.d_model
         first, *rest = jax.random.split(key, 1 + c.layers)
         self.embedding = Dense(input_size, [c.d_model], key=first)

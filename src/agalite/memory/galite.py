@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.block import Stack, StackConfig
 from agalite.memory.gated import MatrixAttention, check_features
 from agalite.ops.recurrence import METHODS, Method
@@ -28,9 +28,9 @@ class GaLiTeConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_features(self.eta, self.nu, self.feature)
-        errors.one_of("method", self.method, METHODS)
-        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
-        errors.boolean("gating", self.gating)
+        validation.one_of("method", self.method, METHODS)
+        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
+        validation.boolean("gating", self.gating)
 
 
 class GaLiTe(Stack):

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.block import Attention
 from agalite.memory.layers import HeadsIn, HeadsOut, LayerNorm, write_bias
-from agalite.memory.lean import relu, sigmoid
-from agalite.memory.product import spread
+from agalite.ops.activations import relu, sigmoid
 from agalite.ops.attention import galite_attention
 from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
+from agalite.ops.matmul import broadcast_like
 from agalite.ops.state import MatrixState, matrix_state
 
 # sigmoid(3) = 0.95: with a horizon, gamma's narrow factor starts open and leaves the time constants
@@ -27,9 +27,9 @@ _OPEN = 3.0
 
 
 def check_features(eta: int, nu: int, feature: str) -> None:
-    errors.integer("eta", eta, minimum=1)
-    errors.integer("nu", nu, minimum=1)
-    errors.one_of("feature", feature, FEATURES)
+    validation.integer("eta", eta, minimum=1)
+    validation.integer("nu", nu, minimum=1)
+    validation.one_of("feature", feature, FEATURES)
 
 
 class Projected(NamedTuple):
@@ -53,9 +53,18 @@ class Projection(eqx.Module):
     gating: bool = eqx.field(static=True)
 
     def __init__(
-        self, d_model: int, *, heads: int, head_size: int, eta: int, feature: str, nu: int,
-        gating: bool, horizon: tuple[float, float] | None, key: PRNGKeyArray,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        *,
+        heads: int,
+        head_size: int,
+        eta: int,
+        feature: str,
+        nu: int,
+        gating: bool,
+        horizon: tuple[float, float] | None,
+        key: PRNGKeyArray,
+    ):
         self.heads, self.head_size, self.eta = heads, head_size, eta
         self.feature, self.nu, self.gating = feature, nu, gating
         weights, biases = jax.random.split(key)
@@ -91,7 +100,7 @@ class Projection(eqx.Module):
 
     @property
     def raw(self) -> bool:
-        """Whether kernels can start from `columns` as they are (`ops/projected.py`)."""
+        """Whether kernels can start from `columns` as they are (`ops/columns.py`)."""
         return self.feature == "outer" and self.gating
 
     def __call__(self, x: Float[Array, "T D"]) -> Projected:
@@ -99,7 +108,7 @@ class Projection(eqx.Module):
 
     def columns(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
         columns = self.inputs(x)
-        return columns + spread(self.bias, columns)
+        return columns + broadcast_like(self.bias, columns)
 
     def activated(self, columns: Float[Array, "T H N"]) -> Projected:
         widths = self._widths()
@@ -134,9 +143,16 @@ class FeatureAttention(Attention):
     ) -> Self:
         a, b = jax.random.split(key)
         project = Projection(
-            config.d_model, heads=config.heads, head_size=config.head_size, eta=config.eta,
-            feature=config.feature, nu=config.nu, gating=gating, horizon=horizon, key=a,
-        )  # fmt: skip
+            config.d_model,
+            heads=config.heads,
+            head_size=config.head_size,
+            eta=config.eta,
+            feature=config.feature,
+            nu=config.nu,
+            gating=gating,
+            horizon=horizon,
+            key=a,
+        )
         out = HeadsOut(config.heads, config.head_size, config.d_model, key=b)
         return cls(LayerNorm(config.d_model), project, out, config)
 
@@ -153,7 +169,10 @@ class MatrixAttention(FeatureAttention):
     ) -> tuple[MatrixState, Float[Array, "T D"]]:
         columns = self.project.columns(self.norm(h))
         state, attended = galite_attention(
-            *self.project.activated(columns), resets, state, method=self.config.method,
+            *self.project.activated(columns),
+            resets,
+            state,
+            method=self.config.method,
             columns=columns if self.project.raw else None,
-        )  # fmt: skip
+        )
         return state, self.out(attended)

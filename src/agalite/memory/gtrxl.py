@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.block import Stack, StackConfig
 from agalite.memory.window import WindowAttention
 
@@ -19,8 +19,8 @@ class GTrXLConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        errors.integer("memory", self.memory, minimum=1)
-        errors.boolean("cache", self.cache)
+        validation.integer("memory", self.memory, minimum=1)
+        validation.boolean("cache", self.cache)
 
 
 class GTrXL(Stack):
@@ -38,8 +38,13 @@ class GTrXL(Stack):
 
         def attention(key: PRNGKeyArray) -> WindowAttention:
             return WindowAttention(
-                c.d_model, heads=c.heads, head_size=c.head_size, memory=c.memory,
-                relative=True, cached=c.cache, key=key,
-            )  # fmt: skip
+                c.d_model,
+                heads=c.heads,
+                head_size=c.head_size,
+                memory=c.memory,
+                relative=True,
+                cached=c.cache,
+                key=key,
+            )
 
         self._build(c, input_size, attention, key)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from agalite.memory.contract import Memory
-from agalite.memory.lean import mix, normalise, relu, sigmoid, tanh
-from agalite.memory.product import LARGE, Turned, product, spread
+from agalite.memory.base import Memory
+from agalite.ops.activations import mix, normalise, relu, sigmoid, tanh
+from agalite.ops.matmul import LARGE, TransposedWeight, broadcast_like, product
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
@@ -47,7 +47,7 @@ class Dense(Linear):
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
         y = super().__call__(x)
-        return y + spread(self.bias, y)
+        return y + broadcast_like(self.bias, y)
 
 
 class HeadsOut(eqx.Module):
@@ -63,7 +63,7 @@ class HeadsOut(eqx.Module):
 
     def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T D"]:
         y = product(x, self.weight)
-        return y + spread(self.bias, y)
+        return y + broadcast_like(self.bias, y)
 
 
 class HeadsIn(eqx.Module):
@@ -92,7 +92,7 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         y = normalise(x)
-        return y * spread(self.scale, y) + spread(self.bias, y)
+        return y * broadcast_like(self.scale, y) + broadcast_like(self.bias, y)
 
 
 class GRUGate(eqx.Module):
@@ -117,7 +117,7 @@ class GRUGate(eqx.Module):
         y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
         x_r, x_z = jnp.split(self.from_x(x), 2, axis=-1)
         r = sigmoid(y_r + x_r)
-        z = sigmoid(y_z + x_z - spread(self.bias, x_z))
+        z = sigmoid(y_z + x_z - broadcast_like(self.bias, x_z))
         h = tanh(y_h + self.candidate(r * x))
         return mix(z, h, x)
 
@@ -140,11 +140,11 @@ class MLP(eqx.Module):
 _STREAMS = 48
 
 
-def turned(model: Any, *, streams: int = 1) -> Any:
+def prepare_for_inference(model: Any, *, streams: int = 1) -> Any:
     """The same model with its weights laid out to act with, for so many streams side by side.
 
     Packed (`packed.py`), where a memory can be and they are few; else its layers' weights are
-    `Turned`.
+    `TransposedWeight`.
     """
 
     def turn(layer: Any) -> Any:
@@ -153,7 +153,9 @@ def turned(model: Any, *, streams: int = 1) -> Any:
         if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
             return layer
         outputs = 2 if isinstance(layer, HeadsIn) else 1
-        return eqx.tree_at(lambda x: x.weight, layer, Turned(layer.weight, outputs=outputs))
+        return eqx.tree_at(
+            lambda x: x.weight, layer, TransposedWeight(layer.weight, outputs=outputs)
+        )
 
     def is_leaf(x: Any) -> bool:
         return isinstance(x, Linear | HeadsIn | HeadsOut) or (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.block import Stack, StackConfig
 from agalite.memory.gated import MatrixAttention, check_features
 from agalite.ops.recurrence import METHODS, Method
@@ -24,7 +24,7 @@ class LinearConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_features(self.eta, self.nu, self.feature)
-        errors.one_of("method", self.method, METHODS)
+        validation.one_of("method", self.method, METHODS)
 
 
 class LinearTransformer(Stack):

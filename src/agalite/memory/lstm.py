@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from agalite import errors
-from agalite.memory.contract import Memory
+from agalite import validation
+from agalite.memory.base import Memory
 from agalite.memory.layers import Dense, write_bias
-from agalite.memory.lean import relu, sigmoid, tanh
-from agalite.memory.recurrent import run_cell
+from agalite.ops.activations import relu, sigmoid, tanh
+from agalite.ops.rnn import run_cell
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class LSTMConfig:
 
     d_model: int = 600
     """Width of the embedding."""
-    hidden: int = 1200
+    hidden_size: int = 1200
     """Width of the recurrent state, and of the output."""
     horizon: tuple[float, float] | None = None
     """(shortest, longest) time constants of the cell at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
-        errors.integer("d_model", self.d_model, minimum=1)
-        errors.integer("hidden", self.hidden, minimum=1)
-        object.__setattr__(self, "horizon", errors.horizon(self.horizon))
+        validation.integer("d_model", self.d_model, minimum=1)
+        validation.integer("hidden_size", self.hidden_size, minimum=1)
+        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
 
 
 def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -49,19 +49,21 @@ class LSTM(Memory):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = c = LSTMConfig(**options)
-        errors.integer("input_size", input_size, minimum=1)
-        self.input_size, self.output_size = input_size, c.hidden
+        validation.integer("input_size", input_size, minimum=1)
+        self.input_size, self.output_size = input_size, c.hidden_size
         a, b, d, e = jax.random.split(key, 4)
         self.embedding = Dense(input_size, [c.d_model], key=a)
-        self.from_input = Dense(c.d_model, [c.hidden] * 4, key=b)
-        self.from_hidden = Dense(c.hidden, [c.hidden] * 4, key=d)
+        self.from_input = Dense(c.d_model, [c.hidden_size] * 4, key=b)
+        self.from_hidden = Dense(c.hidden_size, [c.hidden_size] * 4, key=d)
         if c.horizon is not None:
-            write = write_bias(c.horizon, 1, c.hidden, key=e)[0]
-            bias = self.from_input.bias.at[: 2 * c.hidden].set(jnp.concatenate([write, -write]))
+            write = write_bias(c.horizon, 1, c.hidden_size, key=e)[0]
+            bias = self.from_input.bias.at[: 2 * c.hidden_size].set(
+                jnp.concatenate([write, -write])
+            )
             self.from_input = eqx.tree_at(lambda d: d.bias, self.from_input, bias)
 
     def initial_state(self) -> tuple[Float[Array, " hidden"], Float[Array, " hidden"]]:
-        zero = jnp.zeros(self.config.hidden, self.dtype)
+        zero = jnp.zeros(self.config.hidden_size, self.dtype)
         return zero, zero
 
     def _run(

@@ -3,7 +3,7 @@
 A step is a chain of small products, and what lies between them takes XLA longer to start than to
 compute; handing it hundreds of arrays takes as long again. So a model that is only stepped, for one
 stream or a few, has a copy of its weights in the order in which a step reads them, and a kernel
-goes through all layers (`native/stack.h`). `Block` says what is computed; whatever is not a plain
+goes through all layers (`kernels/stack.h`). `Block` says what is computed; whatever is not a plain
 step, its gradient for one, is computed by the blocks.
 """
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import custom_batching, lax
 from jaxtyping import Array, Bool, Float, Int
 
-from agalite import native
+from agalite import kernels
 from agalite.memory.block import Block
 from agalite.ops.attention import EPSILON
 from agalite.ops.delta import Basis, advance_phase, oscillators
@@ -53,15 +53,27 @@ def in_order(blocks: tuple[Block, ...]) -> list[Array]:
         attention: Any = block.attention
         first, second, mlp = block.attention_gate, block.mlp_gate, block.mlp
         found += [
-            attention.norm.scale, attention.norm.bias,
-            attention.project.inputs.weight, attention.project.bias, first.from_x.weight,
-            attention.out.weight, attention.out.bias,
-            first.from_y.weight, first.candidate.weight, first.bias,
-            block.norm.scale, block.norm.bias,
-            mlp.into.weight, mlp.into.bias, second.from_x.weight,
-            mlp.out.weight, mlp.out.bias,
-            second.from_y.weight, second.candidate.weight, second.bias,
-        ]  # fmt: skip
+            attention.norm.scale,
+            attention.norm.bias,
+            attention.project.inputs.weight,
+            attention.project.bias,
+            first.from_x.weight,
+            attention.out.weight,
+            attention.out.bias,
+            first.from_y.weight,
+            first.candidate.weight,
+            first.bias,
+            block.norm.scale,
+            block.norm.bias,
+            mlp.into.weight,
+            mlp.into.bias,
+            second.from_x.weight,
+            mlp.out.weight,
+            mlp.out.bias,
+            second.from_y.weight,
+            second.candidate.weight,
+            second.bias,
+        ]
     return found
 
 
@@ -73,7 +85,7 @@ def packable(blocks: Any) -> bool:
     if not attention.project.raw or attention.config.method != "auto":
         return False
     leaves = jax.tree.leaves(blocks)
-    return len(leaves) == len(in_order(blocks)) and native.usable(*leaves)
+    return len(leaves) == len(in_order(blocks)) and kernels.usable(*leaves)
 
 
 def step(
@@ -101,11 +113,20 @@ def _many_streams(eta: int, hidden: int) -> Any:
     def call(weights: Any, streams: Any) -> tuple[Array, ...]:
         h, keys, values, osc, keep = streams
         packed, *reading = weights
-        new = native.call(
-            "stack", [h.shape, keys.shape, values.shape],
-            h, packed, keys, values, osc, keep, *reading,
-            narrow=eta, hidden=hidden, epsilon=EPSILON,
-        )  # fmt: skip
+        new = kernels.call(
+            "stack",
+            [h.shape, keys.shape, values.shape],
+            h,
+            packed,
+            keys,
+            values,
+            osc,
+            keep,
+            *reading,
+            narrow=eta,
+            hidden=hidden,
+            epsilon=EPSILON,
+        )
         return tuple(new)
 
     @call.def_vmap

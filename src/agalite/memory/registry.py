@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 from jaxtyping import PRNGKeyArray
+from rich.console import Console
+from rich.table import Table
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
-from agalite.memory.contract import Memory
+from agalite.memory.base import Memory
 from agalite.memory.feedforward import Feedforward, FeedforwardConfig
 from agalite.memory.galite import GaLiTe, GaLiTeConfig
 from agalite.memory.gru import GRU, GRUConfig
@@ -47,7 +49,7 @@ def make_memory(
     name: str, input_size: int, *, key: PRNGKeyArray | None = None, **options: Any
 ) -> Memory:
     """A model by its name, with the options of its config; `key` draws the weights (seed 0)."""
-    errors.one_of("memory", name, MODELS)
+    validation.one_of("memory", name, MODELS)
     model = MODELS[name]
     known = [field.name for field in fields(model.config)]
     for option in options:
@@ -56,3 +58,44 @@ def make_memory(
                 f"{name} has no option {option}={options[option]!r}; it takes: {', '.join(known)}"
             )
     return model.make(input_size, key=jax.random.key(0) if key is None else key, **options)
+
+
+# --- Sizes of the models other than the paper's, which are their defaults -------------------------
+
+BLOCKS = ("agalite", "galite", "linear", "transformer", "gtrxl")
+"""The models that are stacks of one block, and take the same sizes."""
+
+_SMALL = {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64}
+
+# The recurrent ones have about as many parameters as AGaLiTe.
+SMALL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(BLOCKS, _SMALL),
+    "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
+    "gru": {"d_model": 128, "hidden_size": 192},
+    "lstm": {"d_model": 128, "hidden_size": 160},
+}
+"""For two cores: options of each model."""
+
+
+# --- The table that `agalite models` prints -------------------------------------------------------
+
+
+def rows(input_size: int) -> list[tuple[str, int, int, int, str]]:
+    """(name, parameters, floats of state, output width, what it remembers) of every model."""
+    validation.integer("input_size", input_size, minimum=1)
+    out = []
+    for name, model in MODELS.items():
+        # Shapes only: no weights are drawn.
+        memory = jax.eval_shape(lambda name=name: make_memory(name, input_size))
+        row = (memory.parameter_count, memory.state_size, memory.output_size, model.remembers)
+        out.append((name, *row))
+    return out
+
+
+def show(input_size: int) -> None:
+    table = Table(title=f"Memory models at the paper's T-Maze sizes, input of {input_size}")
+    for column in ("name", "parameters", "state (floats)", "output", "remembers"):
+        table.add_column(column, justify="left" if column in ("name", "remembers") else "right")
+    for name, parameters, state, output, remembers in rows(input_size):
+        table.add_row(name, f"{parameters:,}", f"{state:,}", str(output), remembers)
+    Console().print(table)

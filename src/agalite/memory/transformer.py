@@ -7,10 +7,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.block import Stack, StackConfig
-from agalite.memory.lean import relu
 from agalite.memory.window import WindowAttention, sinusoids
+from agalite.ops.activations import relu
 from agalite.ops.delta import advance_phase
 
 # Absolute positions count inputs since the reset and start over after this many.
@@ -26,8 +26,8 @@ class TransformerConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        errors.integer("context", self.context, minimum=1)
-        errors.boolean("cache", self.cache)
+        validation.integer("context", self.context, minimum=1)
+        validation.boolean("cache", self.cache)
 
 
 class TransformerState(NamedTuple):
@@ -48,9 +48,14 @@ class Transformer(Stack):
 
         def attention(key: PRNGKeyArray) -> WindowAttention:
             return WindowAttention(
-                c.d_model, heads=c.heads, head_size=c.head_size, memory=c.context,
-                relative=False, cached=c.cache, key=key,
-            )  # fmt: skip
+                c.d_model,
+                heads=c.heads,
+                head_size=c.head_size,
+                memory=c.context,
+                relative=False,
+                cached=c.cache,
+                key=key,
+            )
 
         self._build(c, input_size, attention, key)
 

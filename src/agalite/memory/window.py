@@ -83,9 +83,16 @@ class WindowAttention(Attention):
     cached: bool = eqx.field(static=True)
 
     def __init__(
-        self, d_model: int, *, heads: int, head_size: int, memory: int, relative: bool,
-        cached: bool, key: PRNGKeyArray,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        *,
+        heads: int,
+        head_size: int,
+        memory: int,
+        relative: bool,
+        cached: bool,
+        key: PRNGKeyArray,
+    ):
         q, kv, r, o = jax.random.split(key, 4)
         self.norm = LayerNorm(d_model)
         self.query = HeadsIn(d_model, heads, [head_size], key=q)
@@ -204,9 +211,14 @@ class WindowAttention(Attention):
             codes = self._codes(q.dtype)
             embeddings = jnp.einsum("md,hvd->mhv", codes, self.relative.weight)
             attended = xl_attention(
-                q, keys, values, embeddings,
-                self.relative.content_bias, self.relative.position_bias, starts,
-            )  # fmt: skip
+                q,
+                keys,
+                values,
+                embeddings,
+                self.relative.content_bias,
+                self.relative.position_bias,
+                starts,
+            )
         count = jnp.minimum(self.memory + steps - starts[-1], self.memory)
         window = slice(-self.memory, None)
         cache = state.cache and self._cache(keys[window], values[window])

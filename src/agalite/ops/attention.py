@@ -17,12 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from agalite import errors, native
-from agalite.ops import agalite_chunked, agalite_native, galite_chunked, galite_native
-from agalite.ops.arguments import bool_resets, both_or_neither, check_heads
+from agalite import kernels, validation
+from agalite.ops._arguments import bool_resets, both_or_neither, check_heads
+from agalite.ops.agalite import chunked as agalite_chunked
+from agalite.ops.agalite import native as agalite_native
+from agalite.ops.columns import columns_of, columns_shape
 from agalite.ops.delta import Basis, advance_phase, make_basis, oscillators
 from agalite.ops.features import Outer, as_outer
-from agalite.ops.projected import columns_of, columns_shape
+from agalite.ops.galite import chunked as galite_chunked
+from agalite.ops.galite import native as galite_native
 from agalite.ops.recurrence import METHODS, Method, linear_recurrence, on_accelerator
 from agalite.ops.state import (
     AGaLiTeState,
@@ -56,15 +59,18 @@ def softmax_attention(
     (Algorithm 1 writes sqrt(d); the attention that GTrXL uses, and ours, divides by the head's.)
     """
     check_heads(q=q, k=k, v=v, resets=resets)
-    errors.shape("k", k, q.shape)
+    validation.check_shape("k", k, q.shape)
     steps = q.shape[0]
     if window is not None:
-        errors.integer("window", window, minimum=0)
+        validation.integer("window", window, minimum=0)
     return window_attention(
-        q, k, v, episode_starts(bool_resets(resets, steps)),
+        q,
+        k,
+        v,
+        episode_starts(bool_resets(resets, steps)),
         window=steps - 1 if window is None else window,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-    )  # fmt: skip
+    )
 
 
 def xl_attention(
@@ -84,19 +90,27 @@ def xl_attention(
     divided by sqrt(V).
     """
     check_heads(
-        q=q, k=k, v=v, relative=relative, starts=starts,
-        content_bias=content_bias, position_bias=position_bias,
-    )  # fmt: skip
-    errors.nonempty("q", q)
-    errors.shape("v", v, k.shape)
+        q=q,
+        k=k,
+        v=v,
+        relative=relative,
+        starts=starts,
+        content_bias=content_bias,
+        position_bias=position_bias,
+    )
+    validation.nonempty("q", q)
+    validation.check_shape("v", v, k.shape)
     if k.shape[0] < q.shape[0]:
         raise ValueError(f"k has {k.shape[0]} steps, fewer than the {q.shape[0]} of q")
     return window_attention(
-        q + content_bias, k, v, starts,
+        q + content_bias,
+        k,
+        v,
+        starts,
         window=relative.shape[0] - 1,
         scale=q.shape[-1] ** -0.5,
         relative=(q + position_bias, relative),
-    )  # fmt: skip
+    )
 
 
 def linear_attention(
@@ -289,9 +303,16 @@ def _agalite_step(basis: Basis) -> Callable[..., tuple[tuple[Array, Array], Arra
 
 
 def _agalite_associative(
-    basis: Basis, state: AGaLiTeState, q: Outer, k: Outer, v: Array, beta: Array | None,
-    gamma: Outer | None, osc: Array, resets: Array,
-) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+    basis: Basis,
+    state: AGaLiTeState,
+    q: Outer,
+    k: Outer,
+    v: Array,
+    beta: Array | None,
+    gamma: Outer | None,
+    osc: Array,
+    resets: Array,
+) -> tuple[tuple[Array, Array], Array]:
     """Appendix F: the whole trajectory at once by an associative scan."""
     count = basis.value_vectors
     write_k, write_v = k.expand(), v
@@ -339,7 +360,7 @@ def _read_matrix(C: Array, s: Array, q: Array) -> tuple[MatrixState, Array]:
 
 
 def _choose(method: Method, v: Array) -> Method:
-    errors.one_of("method", method, METHODS)
+    validation.one_of("method", method, METHODS)
     if method != "auto":
         return method
     if v.shape[0] == 1:
@@ -349,7 +370,7 @@ def _choose(method: Method, v: Array) -> Method:
 
 def _kernels(method: Method, state: Any, q: Outer, v: Array) -> bool:
     """Whether "auto" means our own kernels, which compute what "chunked" does."""
-    return method == "auto" and native.usable(*state, *q, v)
+    return method == "auto" and kernels.usable(*state, *q, v)
 
 
 def _columns(
@@ -381,7 +402,7 @@ def _matrix_start(
     empty = matrix_state(v.shape[1], _width(q), v.shape[2], v.dtype)
     if state is None:
         return resets, empty
-    errors.same_structure("state", state, empty)
+    validation.same_structure("state", state, empty)
     return resets, forget(state, resets[0])
 
 
@@ -392,5 +413,5 @@ def _agalite_start(
     empty = agalite_state(basis, v.shape[1], _width(q), v.shape[2], v.dtype, signs)
     if state is None:
         return empty
-    errors.same_structure("state", state, empty)
+    validation.same_structure("state", state, empty)
     return forget(state, resets[0])._replace(signs=signs)

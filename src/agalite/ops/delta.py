@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from agalite import errors
+from agalite import validation
 
 BASES = ("paper", "published", "slots", "rank1")
 
@@ -58,8 +58,8 @@ def cosine(k: Int[np.ndarray, "..."], t: Int[np.ndarray, "..."], r: int) -> np.n
 
 def make_basis(name: str, r: int, *, fold: bool = True) -> Basis:
     """`fold=False` keeps the r + 1 oscillators and the separate s of Algorithm 4 as written."""
-    errors.one_of("basis", name, BASES)
-    errors.integer("r", r, minimum=1)
+    validation.one_of("basis", name, BASES)
+    validation.integer("r", r, minimum=1)
     return _make_basis(name, int(r), fold)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agalite import errors
+from agalite import validation
 
 FEATURES = ("outer", "elu1", "dpfp", "relu")
 
@@ -47,7 +47,7 @@ def relu(x: Float[Array, "... V"]) -> Float[Array, "... V"]:
 
 def dpfp(x: Float[Array, "... V"], nu: int = 1) -> Float[Array, "... K"]:
     """(..., V) -> (..., 2 * nu * V): products of rectified coordinates nu places apart."""
-    errors.integer("nu", nu, minimum=1)
+    validation.integer("nu", nu, minimum=1)
     both = jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], axis=-1)
     rolled = [both * jnp.roll(both, shift, axis=-1) for shift in range(1, nu + 1)]
     return jnp.concatenate(rolled, axis=-1)
@@ -55,5 +55,5 @@ def dpfp(x: Float[Array, "... V"], nu: int = 1) -> Float[Array, "... K"]:
 
 def feature_width(feature: str, head_size: int, *, eta: int, nu: int) -> int:
     """K, the width of keys and queries after the feature map."""
-    errors.one_of("feature", feature, FEATURES)
+    validation.one_of("feature", feature, FEATURES)
     return {"outer": eta, "elu1": 1, "relu": 1, "dpfp": 2 * nu}[feature] * head_size

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from agalite import errors
+from agalite import validation
 
 Method = Literal["auto", "sequential", "associative", "chunked"]
 METHODS = ("auto", "sequential", "associative", "chunked")
@@ -41,14 +41,14 @@ def linear_recurrence(
     decay, write: (T, ...); initial: (...); resets: (T,) bool, where true forgets everything
     before t. The gradient keeps h and decay and nothing else, for every method.
     """
-    errors.one_of("method", method, METHODS)
-    errors.shape("write", write, decay.shape)
-    errors.nonempty("decay", decay)
+    validation.one_of("method", method, METHODS)
+    validation.check_shape("write", write, decay.shape)
+    validation.nonempty("decay", decay)
     if initial is None:
         initial = jnp.zeros(decay.shape[1:], decay.dtype)
-    errors.shape("initial", initial, decay.shape[1:])
+    validation.check_shape("initial", initial, decay.shape[1:])
     if resets is not None:
-        errors.shape("resets", resets, decay.shape[:1])
+        validation.check_shape("resets", resets, decay.shape[:1])
         reset = resets.reshape(-1, *(1,) * (decay.ndim - 1))
         decay = jnp.where(reset, 0, decay)
     if method == "auto":

@@ -39,17 +39,30 @@ def window_attention(
         rows = None if relative is None else (relative[0][queries], relative[1])
         out.append(
             _block(
-                q[queries], k[low:high], v[low:high], starts[queries] - low,
-                first=before + first - low, window=window, scale=scale, relative=rows,
+                q[queries],
+                k[low:high],
+                v[low:high],
+                starts[queries] - low,
+                first=before + first - low,
+                window=window,
+                scale=scale,
+                relative=rows,
             )
-        )  # fmt: skip
+        )
     return jnp.concatenate(out)
 
 
 def _block(
-    q: Array, k: Array, v: Array, starts: Array, *,
-    first: int, window: int, scale: float, relative: tuple[Array, Array] | None,
-) -> Array:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    starts: Array,
+    *,
+    first: int,
+    window: int,
+    scale: float,
+    relative: tuple[Array, Array] | None,
+) -> Array:
     """`first` is the position among these keys of the first query's own key."""
     # Scaled before the product, not after: XLA would join the scaling and softmax's subtraction of
     # the largest into one operation with one rounding, and among enormous scores the largest would

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from agalite.studies.declaration import Alike, Between, Claim, Ratio, Select, Test
-from agalite.studies.results import Results
-from agalite.studies.statistics import (
+from agalite.studies.results import (
+    Results,
     difference_interval,
     probability_of_improvement,
     ratio_interval,

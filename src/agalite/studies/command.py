@@ -9,7 +9,7 @@ from typing import Any
 import tyro.conf
 
 from agalite import extras
-from agalite.process import Stopped, use_devices
+from agalite.system import Stopped, use_devices
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class Run:
 
     def run(self) -> None:
         extras.require_training("agalite study run")
-        from agalite import errors
+        from agalite import validation
         from agalite.studies import runner
         from agalite.studies.catalogue import find
         from agalite.studies.declaration import Measurement
         from agalite.studies.trials import counted, expand, not_chosen
 
         study = find(self.name)
-        errors.integer("jobs", self.jobs, minimum=1)
-        errors.number("cpus", self.cpus, minimum=0.0, above=True)
-        errors.number("gpus", self.gpus, minimum=0.0)
+        validation.integer("jobs", self.jobs, minimum=1)
+        validation.number("cpus", self.cpus, minimum=0.0, above=True)
+        validation.number("gpus", self.gpus, minimum=0.0)
         if self.ray is not None and self.jobs != 1:
             raise ValueError(f"jobs={self.jobs} is for this machine alone; leave it out with ray")
         chosen = _chosen(self.chosen)
@@ -110,14 +110,14 @@ class Run:
 
     def _placement(self) -> Any:
         if self.ray is not None:
-            from agalite.studies.on_ray import OnRay
+            from agalite.studies.runner import OnRay
 
             return OnRay(self.ray, cpus=self.cpus, gpus=self.gpus)
         if self.jobs > 1:
-            from agalite.studies.workers import Processes
+            from agalite.studies.runner import Processes
 
             return Processes(self.jobs)
-        from agalite.studies.placement import Here
+        from agalite.studies.runner import Here
 
         return Here()
 
@@ -135,8 +135,7 @@ class Status:
 
     def run(self) -> None:
         from agalite.studies.catalogue import find
-        from agalite.studies.trials import expand
-        from agalite.studies.work import progress
+        from agalite.studies.trials import expand, progress
 
         trials = expand(find(self.name), self.scale, self.out.absolute())
         for trial in trials:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agalite import errors
+from agalite import validation
 
 SCALES = ("smoke", "cpu", "paper")
 
 Changes = Mapping[str, Any]
-"""Settings by name: "steps", "agent.entropy", "memory_options.eta", "env_options.corridor"."""
+"""Settings by name: "total_timesteps", "agent.ent_coef", "memory_options.eta"."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Factor:
 
 def over(name: str, setting: str, values: tuple[Any, ...]) -> Factor:
     """A factor that is one setting with several values."""
-    return Factor(name, {f"{value:g}" if _real(value) else str(value): {setting: value}
-                         for value in values})  # fmt: skip
+    return Factor(
+        name, {f"{value:g}" if _real(value) else str(value): {setting: value} for value in values}
+    )
 
 
 def _real(value: Any) -> bool:
@@ -222,16 +223,16 @@ class Study:
     """What a reader should know, at every scale."""
 
     def __post_init__(self) -> None:
-        errors.one_of("bands", self.bands, ("standard error", "95% interval"))
+        validation.one_of("bands", self.bands, ("standard error", "95% interval"))
         for scale in self.scales:
-            errors.one_of(f"scale of study {self.name}", scale, SCALES)
+            validation.one_of(f"scale of study {self.name}", scale, SCALES)
 
     def factors_at(self, scale: str) -> tuple[Factor, ...]:
         instead = {factor.name: factor for factor in self.at(scale).factors}
         return tuple(instead.get(factor.name, factor) for factor in self.factors)
 
     def at(self, scale: str) -> Scale:
-        errors.one_of("scale", scale, self.scales)
+        validation.one_of("scale", scale, self.scales)
         return self.scales[scale]
 
     def metric(self, column: str | None) -> Metric:

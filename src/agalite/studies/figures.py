@@ -10,9 +10,8 @@ import numpy as np
 
 from agalite.charts import COLOURS, INK, blank, dress, whole_range
 from agalite.studies.declaration import Against, Curves, Figure, Map
-from agalite.studies.results import Results
-from agalite.studies.statistics import summarise
-from agalite.training.statistics import bootstrap_interval
+from agalite.studies.results import Results, summarise
+from agalite.training.plots import bootstrap_interval
 
 _COLOURS = (*COLOURS, "#999999")
 _MARKS = "osD^vPX*"
@@ -78,8 +77,16 @@ def _against(results: Results, figure: Against) -> Any:
                 ax.errorbar(xs, middle, ends, fmt="none", ecolor=colour, alpha=0.6, capsize=3)
             else:
                 ax.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-            ax.plot(xs, middle, color=colour, marker=_MARKS[i % len(_MARKS)], markersize=4,
-                    linewidth=1.5, label=line, linestyle="-" if numeric else "")  # fmt: skip
+            ax.plot(
+                xs,
+                middle,
+                color=colour,
+                marker=_MARKS[i % len(_MARKS)],
+                markersize=4,
+                linewidth=1.5,
+                label=line,
+                linestyle="-" if numeric else "",
+            )
         if numeric is None:
             tilt = {"rotation": 30, "ha": "right"} if sum(map(len, labels)) > 40 else {}
             ax.set_xticks(at, labels, **tilt)
@@ -100,8 +107,10 @@ def _curves(results: Results, figure: Curves) -> Any:
         names = results.columns(figure.columns)
         panels = [(name.rsplit("/", 1)[-1].replace("_", " "), {}, name) for name in names]
     else:
-        panels = [(_panel(figure.panels, p), {figure.panels: p} if figure.panels else {}, column)
-                  for p in _levels(results, figure.panels)]  # fmt: skip
+        panels = [
+            (_panel(figure.panels, p), {figure.panels: p} if figure.panels else {}, column)
+            for p in _levels(results, figure.panels)
+        ]
     if not panels or not results.points:
         return None
     made, axes = _panels(len(panels), small=len(panels) > 9)
@@ -152,9 +161,17 @@ def _map(results: Results, figure: Map) -> Any:
     grids = []
     for panel in panels:
         where = {figure.panels: panel} if figure.panels else {}
-        grids.append([[summarise(results.values({**where, figure.x: x, figure.y: y},
-                                                metric.column)).mean for x in xs] for y in ys]
-        )  # fmt: skip
+        grids.append(
+            [
+                [
+                    summarise(
+                        results.values({**where, figure.x: x, figure.y: y}, metric.column)
+                    ).mean
+                    for x in xs
+                ]
+                for y in ys
+            ]
+        )
     grids = np.array(grids, float)
     positive = grids[np.isfinite(grids) & (grids > 0)]
     if not len(positive):
@@ -253,9 +270,14 @@ def _legend(made: Any, axes: Sequence[Any]) -> None:
         # As many side by side as there is room for.
         room = int(made.get_figwidth() * 13) // (max(map(len, found)) + 8)
         made.legend(
-            list(found.values()), list(found), loc="outside upper center",
-            ncols=max(1, min(len(found), room)), frameon=False, labelcolor=INK, fontsize=9,
-        )  # fmt: skip
+            list(found.values()),
+            list(found),
+            loc="outside upper center",
+            ncols=max(1, min(len(found), room)),
+            frameon=False,
+            labelcolor=INK,
+            fontsize=9,
+        )
 
 
 def _title(results: Results, figure: Figure) -> str:

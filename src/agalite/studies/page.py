@@ -6,15 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agalite.machine import commit
-from agalite.studies.board import in_words
 from agalite.studies.claims import Verdict
 from agalite.studies.declaration import Measurement, Study
 from agalite.studies.figures import Drawn
-from agalite.studies.results import Results
-from agalite.studies.selection import Choice
-from agalite.studies.statistics import probability_of_improvement, summarise
+from agalite.studies.results import Choice, Results, probability_of_improvement, summarise
+from agalite.studies.runner import in_words
 from agalite.studies.trials import STATES, counted, listed
+from agalite.system import commit
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -65,9 +63,12 @@ for (const th of document.querySelectorAll("table.sortable th")) {
 
 
 def page(
-    results: Results, figures: Sequence[Drawn], verdicts: Sequence[Verdict],
-    choices: Sequence[Choice], commands: Sequence[str],
-) -> str:  # fmt: skip
+    results: Results,
+    figures: Sequence[Drawn],
+    verdicts: Sequence[Verdict],
+    choices: Sequence[Choice],
+    commands: Sequence[str],
+) -> str:
     study = results.study
     parts = [
         f"<h1>{_e(study.title)}</h1>",
@@ -76,8 +77,11 @@ def page(
         _standing(results),
         *(f"<p>{_e(note)}</p>" for note in (study.note, study.at(results.scale).note) if note),
         "<h2>Figures</h2>" if figures else "",
-        *(f'<figure id="figure-{_e(d.name)}">{d.svg}<figcaption>{_e(d.title)}'
-          f"{_shaded(study, d)}</figcaption></figure>" for d in figures),
+        *(
+            f'<figure id="figure-{_e(d.name)}">{d.svg}<figcaption>{_e(d.title)}'
+            f"{_shaded(study, d)}</figcaption></figure>"
+            for d in figures
+        ),
         _claims(results, verdicts),
         _choices(study, choices),
         _numbers(results),
@@ -85,7 +89,7 @@ def page(
         _failures(results),
         _settings(results),
         _sessions(results, commands),
-    ]  # fmt: skip
+    ]
     body = "\n".join(part for part in parts if part)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -122,10 +126,13 @@ def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
         word = v.word.split()[0]
         why = f'<br><span class="faint">{_e(v.why)}</span>' if v.why else ""
         measured = "<br>".join(map(_e, v.measured)) or "-"
-        rows.append([
-            _Cell(f"{_e(v.claim.says)}<br><span class='faint'>{_e(v.claim.where)}</span>"),
-            _Cell(measured), _Cell(f'<span class="word {word}">{_e(v.word)}</span>{why}'),
-        ])  # fmt: skip
+        rows.append(
+            [
+                _Cell(f"{_e(v.claim.says)}<br><span class='faint'>{_e(v.claim.where)}</span>"),
+                _Cell(measured),
+                _Cell(f'<span class="word {word}">{_e(v.word)}</span>{why}'),
+            ]
+        )
     heads = ["what the paper says", "what we measured", "verdict"]
     return "<h2>The paper's claims</h2>" + _table(heads, rows, "claims") + _intervals(results)
 
@@ -153,11 +160,14 @@ def _choices(study: Study, choices: Sequence[Choice]) -> str:
         "other factors. A seed in which no episode ended makes a setting the last to be chosen."
     )
     rows = [
-        [_Cell(_e(", ".join(c.within.values()))),
-         _Cell(_e(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
-         _number(c.mean), _number(c.of)]
+        [
+            _Cell(_e(", ".join(c.within.values()))),
+            _Cell(_e(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
+            _number(c.mean),
+            _number(c.of),
+        ]
         for c in choices
-    ]  # fmt: skip
+    ]
     heads = ["for", "chosen", "its mean", "of so many"]
     return f"<h2>What the sweep chooses</h2><p>{_e(words)}</p>" + _table(heads, rows, "choices")
 
@@ -179,8 +189,11 @@ def _numbers(results: Results) -> str:
         if not metric.exact:
             of = ("standard error", "95% interval", "interquartile mean")
             heads += [f"{metric.name}: {what}" for what in of]
-    facts = [f for f in ("steps", "parameters", "seconds")
-             if any(p.summary.get(f) for p in results.points)]  # fmt: skip
+    facts = [
+        f
+        for f in ("steps", "parameters", "seconds")
+        if any(p.summary.get(f) for p in results.points)
+    ]
     rows = []
     for point in results.points:
         row = [_Cell(_e(point.levels.get(name, ""))) for name in factors]
@@ -229,16 +242,18 @@ def _improvement(results: Results) -> str:
     for a, x in values.items():
         cells = []
         for b, y in values.items():
-            p = probability_of_improvement(x, y) if metric.higher else (
-                probability_of_improvement(y, x))  # fmt: skip
+            p = (
+                probability_of_improvement(x, y)
+                if metric.higher
+                else (probability_of_improvement(y, x))
+            )
             cells.append(_Cell("") if a == b else _number(round(p, 3)))
         rows.append([_Cell(_e(a)), *cells])
     return (
         "<h2>Probability of improvement</h2>"
         f"<p>That a seed of the row is better than a seed of the column, by {_e(metric.name)} "
-        "(mean over the other factors).</p>"
-        + _table(["", *values], rows, "improvement")
-    )  # fmt: skip
+        "(mean over the other factors).</p>" + _table(["", *values], rows, "improvement")
+    )
 
 
 def _failures(results: Results) -> str:
@@ -267,12 +282,17 @@ def _settings(results: Results) -> str:
 
 def _sessions(results: Results, commands: Sequence[str]) -> str:
     rows = [
-        [_Cell(_e(s["began"])), _Cell(_command(s)), _number(s["seconds"]),
-         _number(len(s["trials"])), _Cell(_e(s.get("commit") or "")),
-         _Cell(_e(_machine(s["machine"]))),
-         _Cell(_e(", ".join(f"{k} {v}" for k, v in s["versions"].items())))]
+        [
+            _Cell(_e(s["began"])),
+            _Cell(_command(s)),
+            _number(s["seconds"]),
+            _number(len(s["trials"])),
+            _Cell(_e(s.get("commit") or "")),
+            _Cell(_e(_machine(s["machine"]))),
+            _Cell(_e(", ".join(f"{k} {v}" for k, v in s["versions"].items()))),
+        ]
         for s in results.sessions
-    ]  # fmt: skip
+    ]
     heads = ["began", "command", "seconds", "trials", "commit", "machine", "versions"]
     again = "\n".join(commands)
     now = commit()

@@ -9,10 +9,8 @@ from agalite.studies.claims import judge
 from agalite.studies.declaration import Study
 from agalite.studies.figures import draw
 from agalite.studies.page import page
-from agalite.studies.results import Results, load
+from agalite.studies.results import Results, choose, load, summarise
 from agalite.studies.runner import FROM_PYTHON
-from agalite.studies.selection import choose
-from agalite.studies.statistics import summarise
 
 
 def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
@@ -27,8 +25,10 @@ def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
     figures, verdicts, choices = draw(results), judge(results), choose(results)
     for figure in figures:
         files.write(folder / "figures" / f"{figure.name}.png", figure.png)
-    commands = [last_command(results) or run_command(study, scale, out),
-                report_command(study, scale, out)]  # fmt: skip
+    commands = [
+        last_command(results) or run_command(study, scale, out),
+        report_command(study, scale, out),
+    ]
     text = page(results, figures, verdicts, choices, commands)
     files.write(folder / "report.html", text.encode())
     numbers = {
@@ -38,8 +38,10 @@ def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
             {
                 "levels": point.levels,
                 **{
-                    metric: {"values": [float(f"{x:.6g}") for x in values],
-                             **summarise(values)._asdict()}
+                    metric: {
+                        "values": [float(f"{x:.6g}") for x in values],
+                        **summarise(values)._asdict(),
+                    }
                     for metric, values in point.values.items()
                 },
                 **point.summary,
@@ -51,7 +53,7 @@ def write(study: Study, scale: str, out: Path, to: Path | None = None) -> Path:
         ],
         "chosen": [dataclasses.asdict(choice) for choice in choices],
         "sessions": results.sessions,
-    }  # fmt: skip
+    }
     # In one line: there may be thousands of settings.
     text = json.dumps(files.plain(numbers), allow_nan=False, ensure_ascii=False)
     files.write(folder / "numbers.json", f"{text}\n".encode())

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from agalite import errors
+from agalite import validation
 from agalite.memory import Memory, Transformer, make_memory
-from agalite.memory.layers import Dense, LayerNorm
-from agalite.memory.lean import relu
-from agalite.supervised.whole import from_nothing
+from agalite.memory.block import Attention
+from agalite.memory.layers import Dense, HeadsIn, HeadsOut, LayerNorm
+from agalite.memory.window import WindowAttention
+from agalite.ops.activations import relu
+from agalite.ops.state import episode_starts
+from agalite.ops.window import window_attention
 
 POOLINGS = ("mean", "last")
 
@@ -32,17 +35,25 @@ class Classifier(eqx.Module):
     pooling: str = eqx.field(static=True)
 
     def __init__(
-        self, vocabulary: int, classes: int, *, memory: str, memory_options: dict[str, Any],
-        embedding: int = 128, hidden: int = 128, pooling: str = "mean", key: PRNGKeyArray,
-    ) -> None:  # fmt: skip
-        errors.one_of("pooling", pooling, POOLINGS)
+        self,
+        vocabulary: int,
+        classes: int,
+        *,
+        memory: str,
+        memory_options: dict[str, Any],
+        embedding: int = 128,
+        hidden_size: int = 128,
+        pooling: str = "mean",
+        key: PRNGKeyArray,
+    ) -> None:
+        validation.one_of("pooling", pooling, POOLINGS)
         e, m, h, o = jax.random.split(key, 4)
         self.embedding = jax.random.normal(e, (vocabulary, embedding))
         made = make_memory(memory, embedding, key=m, **memory_options)
         self.memory = from_nothing(made) if isinstance(made, Transformer) else made
         self.norm = LayerNorm(self.memory.output_size)
-        self.hidden = Dense(self.memory.output_size, [hidden], key=h)
-        out = Dense(hidden, [classes], key=o)
+        self.hidden = Dense(self.memory.output_size, [hidden_size], key=h)
+        out = Dense(hidden_size, [classes], key=o)
         # All classes start equally likely, nearly.
         self.out = eqx.tree_at(lambda x: x.weight, out, 0.01 * out.weight)
         self.pooling = pooling
@@ -81,3 +92,51 @@ class Classifier(eqx.Module):
         """Of a model of shapes too."""
         leaves = jax.tree.leaves(self)
         return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+# --- The canonical transformer on whole sequences that begin with nothing before them -------------
+
+
+class WholeAttention(Attention):
+    """`WindowAttention` from an empty window, (T, D) -> (T, D); it keeps no state."""
+
+    norm: LayerNorm
+    query: HeadsIn
+    key_value: HeadsIn
+    out: HeadsOut
+    window: int = eqx.field(static=True)
+
+    def __init__(self, attention: WindowAttention) -> None:
+        self.norm, self.query = attention.norm, attention.query
+        self.key_value, self.out = attention.key_value, attention.out
+        self.window = attention.memory
+
+    def initial_state(self) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self, state: tuple[()], h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[tuple[()], Float[Array, "T D"]]:
+        x = self.norm(h)
+        keys_values = self.key_value(x)
+        width = keys_values.shape[-1] // 2
+        attended = window_attention(
+            self.query(x),
+            keys_values[..., :width],
+            keys_values[..., width:],
+            episode_starts(resets),
+            window=self.window,
+            scale=width**-0.5,
+        )
+        return state, self.out(attended)
+
+
+def from_nothing(memory: Transformer) -> Transformer:
+    """The same weights and the same outputs, for a `scan` from `initial_state()` alone."""
+    attentions = [block.attention for block in memory.blocks]
+    assert all(isinstance(x, WindowAttention) for x in attentions)
+    return eqx.tree_at(
+        lambda m: [block.attention for block in m.blocks],
+        memory,
+        [WholeAttention(x) for x in attentions if isinstance(x, WindowAttention)],
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import tyro.conf
 
 from agalite import extras
-from agalite.process import use_devices
+from agalite.system import use_devices
 
 
 class _Task:

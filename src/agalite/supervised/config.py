@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.registry import MODELS
 from agalite.supervised.classifier import POOLINGS
 from agalite.supervised.data import DataConfig, DataOptions
-from agalite.training.intervals import InUpdates, SeveralSeeds
+from agalite.training.config import InUpdates, SeveralSeeds
 
 PRESETS = ("tuned", "paper")
 
@@ -17,7 +17,7 @@ PRESETS = ("tuned", "paper")
 class Settings(DataOptions):
     """How much is done, and how. A step is one token read by the memory, padding included."""
 
-    steps: int = 40_000_000
+    total_timesteps: int = 40_000_000
     """Tokens in all, of each seed; the last batch is finished."""
     rows: int = 8
     """Rows in a batch; each holds as many whole sequences as fit."""
@@ -30,14 +30,14 @@ class Settings(DataOptions):
     """What of the memory's outputs is classified: their mean over the sequence, or the last."""
     embedding: int = 128
     """Width of a token's embedding."""
-    hidden: int = 128
+    hidden_size: int = 128
     """Width of the classifier's hidden layer."""
     learning_rate: float = 5e-4
     warmup: float = 0.05
     """Share of the run in which the learning rate rises to its value; then it falls to zero."""
     weight_decay: float = 0.01
     """Of the matrices; biases, norms and gates are left alone."""
-    max_gradient_norm: float = 1.0
+    max_grad_norm: float = 1.0
     seed: int = 0
     """The first seed."""
     seeds: int = 1
@@ -48,7 +48,7 @@ class Settings(DataOptions):
     """Steps between two scores on the validation examples, about."""
     checkpoint_every: int = 1_000_000
     """Steps between two checkpoints, about."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints that stay, besides the best."""
 
 
@@ -60,24 +60,32 @@ class LRAConfig(Settings, DataConfig, InUpdates, SeveralSeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        errors.one_of("memory", self.memory, MODELS)
-        errors.one_of("pooling", self.pooling, POOLINGS)
+        validation.one_of("memory", self.memory, MODELS)
+        validation.one_of("pooling", self.pooling, POOLINGS)
         for name in (
-            "steps", "rows", "rows_at_once", "embedding", "hidden", "seeds", "log_every",
-            "evaluate_every", "checkpoint_every", "keep",
-        ):  # fmt: skip
-            errors.integer(name, getattr(self, name), minimum=1)
-        errors.integer("seed", self.seed, minimum=0)
+            "total_timesteps",
+            "rows",
+            "rows_at_once",
+            "embedding",
+            "hidden_size",
+            "seeds",
+            "log_every",
+            "evaluate_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
+            validation.integer(name, getattr(self, name), minimum=1)
+        validation.integer("seed", self.seed, minimum=0)
         self.check_seeds()
-        errors.integer("row_length", self.row_length, minimum=self.limit)
+        validation.integer("row_length", self.row_length, minimum=self.limit)
         if self.rows % self.rows_at_once:
             raise ValueError(
                 f"rows_at_once={self.rows_at_once} must divide rows={self.rows} evenly"
             )
-        for name in ("learning_rate", "max_gradient_norm"):
-            errors.number(name, getattr(self, name), minimum=0.0, above=True)
-        errors.number("weight_decay", self.weight_decay, minimum=0.0)
-        errors.number("warmup", self.warmup, minimum=0.0, maximum=1.0)
+        for name in ("learning_rate", "max_grad_norm"):
+            validation.number(name, getattr(self, name), minimum=0.0, above=True)
+        validation.number("weight_decay", self.weight_decay, minimum=0.0)
+        validation.number("warmup", self.warmup, minimum=0.0, maximum=1.0)
 
     @property
     def steps_per_update(self) -> int:
@@ -100,8 +108,8 @@ def preset(name: str, memory: str, limit: int) -> dict[str, Any]:
     paper: eta = 8 and r = 1 (Appendix D) with gates that start as in the paper; tuned: the same
     with gates whose time constants are spread over the lengths that occur.
     """
-    errors.one_of("preset", name, PRESETS)
-    errors.one_of("memory", memory, MODELS)
+    validation.one_of("preset", name, PRESETS)
+    validation.one_of("memory", memory, MODELS)
     options: dict[str, Any] = {}
     if memory in ("agalite", "galite"):
         options["eta"] = 8

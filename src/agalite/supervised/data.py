@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from agalite import errors
-from agalite.supervised import listops, movie_reviews, text
+from agalite import validation
+from agalite.supervised import listops, text
 from agalite.supervised.examples import CACHE, Examples, stored
-from agalite.supervised.listops_generator import VERSION, Grammar, generate
+from agalite.supervised.listops import VERSION, Grammar, generate
 
 TASKS = ("listops", "text")
 GENERATED, MOVIE_REVIEWS, IMDB = "generated", "movie-reviews", "imdb"
@@ -46,19 +46,19 @@ class DataConfig(DataOptions):
     """listops or text."""
 
     def __post_init__(self) -> None:
-        errors.one_of("task", self.task, TASKS)
-        errors.integer("data_seed", self.data_seed, minimum=0)
+        validation.one_of("task", self.task, TASKS)
+        validation.integer("data_seed", self.data_seed, minimum=0)
         for name in ("max_length", "train_examples", "validation_examples", "test_examples"):
             if getattr(self, name) is not None:
-                errors.integer(name, getattr(self, name), minimum=1)
+                validation.integer(name, getattr(self, name), minimum=1)
         if not self.data:
             default = GENERATED if self.task == "listops" else MOVIE_REVIEWS
             object.__setattr__(self, "data", default)
         if self.max_length is None:
             object.__setattr__(self, "max_length", 2000 if self.task == "listops" else 4096)
         if self.task == "listops" and self.data == GENERATED:
-            errors.integer("min_length", self.min_length, minimum=0)
-            errors.integer("max_length", self.limit, minimum=self.min_length + 2)
+            validation.integer("min_length", self.min_length, minimum=0)
+            validation.integer("max_length", self.limit, minimum=self.min_length + 2)
             self.grammar  # noqa: B018 - says what else is wrong with the lengths
             return
         for name in ("data_seed", "min_length"):
@@ -179,10 +179,8 @@ def _listops_files(folder: Path, limit: int, cache: Path) -> tuple[dict[str, Exa
 def _text(config: DataConfig, cache: Path) -> tuple[dict[str, Examples], list[str]]:
     rng = np.random.default_rng(_SPLIT_SEED)
     if config.data == MOVIE_REVIEWS:
-        reviews = text.read_csv(movie_reviews.table(cache), movie_reviews.PACKAGE)
-        source = (
-            f"Text from {movie_reviews.PACKAGE}: IMDB reviews without a test split of their own"
-        )
+        reviews = text.read_csv(text.table(cache), text.PACKAGE)
+        source = f"Text from {text.PACKAGE}: IMDB reviews without a test split of their own"
         train, test = _hold_out(reviews.examples, _TEXT_TEST, rng)
         notes = [source, *reviews.notes]
     else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from agalite import errors
+from agalite import validation
 from agalite.memory.registry import MODELS
 from agalite.supervised.config import PRESETS, LRAConfig, Settings, preset
 from agalite.supervised.data import DataConfig
@@ -34,8 +34,8 @@ def parse(task: str, words: Sequence[str], prog: str) -> tuple[Choices, LRAConfi
         memory=_peek(words, "memory") or Choices.memory,
         preset=_peek(words, "preset") or Choices.preset,
     )
-    errors.one_of("memory", choices.memory, MODELS)
-    errors.one_of("preset", choices.preset, PRESETS)
+    validation.one_of("memory", choices.memory, MODELS)
+    validation.one_of("preset", choices.preset, PRESETS)
     given = _peek(words, "max_length") or ""
     length = int(given) if given.replace("_", "").isdigit() else None
     limit = DataConfig(task=task, max_length=length, data="any").limit

@@ -98,7 +98,7 @@ def _page(scored: list[_Scored], picture: str) -> str:
             f"- `{s.run.name}`: {c.memory} ({options}); {c.pooling} pooling; batches of "
             f"{c.rows} x {c.row_length} tokens; learning rate {c.learning_rate:g}, warm-up "
             f"{c.warmup:g}, weight decay {c.weight_decay:g}, gradient norm "
-            f"{c.max_gradient_norm:g}; "
+            f"{c.max_grad_norm:g}; "
             f"{s.summary['steps_per_second_of_this_session']:,.0f} tokens/s in its last session"
         )
     return "\n".join(lines) + "\n"

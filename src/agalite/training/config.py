@@ -7,13 +7,51 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from agalite import errors
+import numpy as np
+from jaxtyping import UInt32
+
+from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
-from agalite.training.intervals import InUpdates, SeveralSeeds
+
+# --- What every configuration of a run counts alike: its updates, and its seeds -------------------
+
+
+class InUpdates:
+    """Of a configuration with `total_timesteps`."""
+
+    total_timesteps: int
+
+    @property
+    def steps_per_update(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def updates(self) -> int:
+        return -(-self.total_timesteps // self.steps_per_update)
+
+    def in_updates(self, steps: int) -> int:
+        """An interval in steps as a whole number of updates, at least one."""
+        return max(1, round(steps / self.steps_per_update))
+
+
+class SeveralSeeds:
+    """Of a configuration with the first `seed` and the number of `seeds`."""
+
+    seed: int
+    seeds: int
+
+    def check_seeds(self) -> None:
+        if self.seed + self.seeds > 2**32:
+            raise ValueError(f"seed={self.seed} must be below 2**32, with all of its seeds")
+
+    @property
+    def seed_numbers(self) -> UInt32[np.ndarray, " seeds"]:
+        return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
+
 
 LARGEST_UPDATE = 2**28
 """Steps in an update of one seed: their rewards alone are a gigabyte."""
@@ -25,13 +63,13 @@ AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO
 class Basics:
     """How much is done, and how it is cut up, wherever the environments run."""
 
-    steps: int = 1_000_000
+    total_timesteps: int = 1_000_000
     """Environment steps in all, of each seed; the last rollout is finished."""
-    rollout: int = 256
+    num_steps: int = 256
     """Steps that each environment acts between two updates."""
-    sequence: int | None = None
+    seq_len: int | None = None
     """Steps that a gradient reaches back, at most; None: the whole rollout."""
-    hidden: int = 128
+    hidden_size: int = 128
     """Width of the actor's and of the critic's hidden layer."""
     encoder: str = "auto"
     """How observations become vectors: auto, vector, atari, impala, symbolic."""
@@ -41,7 +79,7 @@ class Basics:
     """Steps between two rows of metrics, about."""
     checkpoint_every: int = 200_000
     """Steps between two checkpoints, about."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints that stay, besides the best."""
 
 
@@ -49,7 +87,7 @@ class Basics:
 class Settings(Basics):
     """Of runs whose environments are part of the compiled program."""
 
-    environments: int = 8
+    num_envs: int = 8
     """How many act side by side."""
     seeds: int = 1
     """How many runs, with seeds from `seed` on, are trained together."""
@@ -59,15 +97,15 @@ class Settings(Basics):
 class HostSettings(Basics):
     """Of runs whose environments are programs of their own: Gymnasium's."""
 
-    workers: int = 4
+    num_workers: int = 4
     """Sets of environments; each is begun, and after a fault begun again, as one."""
     envs_per_worker: int = 2
     """Environments in each, every one in a process of its own."""
-    actors: int = 1
+    num_actors: int = 1
     """Loops that act, each with its share of the workers: threads here, or actors of Ray."""
-    batch: int | None = None
+    batch_size: int | None = None
     """Steps in an update, a multiple of the rollout; None: a rollout of every environment."""
-    queue: int = 1
+    queue_size: int = 1
     """Batches that may wait for the learner; when they do, the actors wait too."""
     synchronous: bool = False
     """Act, then learn, by turns; no policy is ever old."""
@@ -91,16 +129,23 @@ class Config(Basics, InUpdates):
     agent: A2C | PPO
 
     def __post_init__(self) -> None:
-        errors.one_of("memory", self.memory, MODELS)
-        for name in ("steps", "rollout", "hidden", "log_every", "checkpoint_every", "keep"):
-            errors.integer(name, getattr(self, name), minimum=1)
-        errors.integer("seed", self.seed, minimum=0)
-        if self.sequence is not None:
-            errors.integer("sequence", self.sequence, minimum=1)
-            if self.rollout % self.sequence:
+        validation.one_of("memory", self.memory, MODELS)
+        for name in (
+            "total_timesteps",
+            "num_steps",
+            "hidden_size",
+            "log_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
+            validation.integer(name, getattr(self, name), minimum=1)
+        validation.integer("seed", self.seed, minimum=0)
+        if self.seq_len is not None:
+            validation.integer("seq_len", self.seq_len, minimum=1)
+            if self.num_steps % self.seq_len:
                 raise ValueError(
-                    f"sequence={self.sequence} must be at most rollout={self.rollout}, and divide "
-                    "it evenly"
+                    f"seq_len={self.seq_len} must be at most num_steps={self.num_steps}, and "
+                    "divide it evenly"
                 )
 
     @property
@@ -114,15 +159,15 @@ class Config(Basics, InUpdates):
 
     @property
     def sequence_length(self) -> int:
-        return self.sequence or self.rollout
+        return self.seq_len or self.num_steps
 
     @property
     def sequences(self) -> int:
-        return self.rollouts * (self.rollout // self.sequence_length)
+        return self.rollouts * (self.num_steps // self.sequence_length)
 
     @property
     def steps_per_update(self) -> int:
-        return self.rollouts * self.rollout
+        return self.rollouts * self.num_steps
 
     def to_dict(self) -> dict[str, Any]:
         agent = next(name for name, kind in AGENTS.items() if type(self.agent) is kind)
@@ -151,20 +196,20 @@ class TrainConfig(Config, Settings, SeveralSeeds):
                 f"env={self.env!r} is an environment of Gymnasium; its configuration is a "
                 "HostConfig"
             )
-        errors.one_of("env", self.env, registry.ENVIRONMENTS)
-        for name in ("environments", "seeds"):
-            errors.integer(name, getattr(self, name), minimum=1)
+        validation.one_of("env", self.env, registry.ENVIRONMENTS)
+        for name in ("num_envs", "seeds"):
+            validation.integer(name, getattr(self, name), minimum=1)
         super().__post_init__()
         self.check_seeds()
         if self.steps_per_update > LARGEST_UPDATE:
             raise ValueError(
-                f"environments={self.environments} times rollout={self.rollout} is more than "
+                f"num_envs={self.num_envs} times num_steps={self.num_steps} is more than "
                 f"the {LARGEST_UPDATE:,} steps that an update can hold; take fewer"
             )
-        if isinstance(self.agent, PPO) and self.sequences % self.agent.minibatches:
+        if isinstance(self.agent, PPO) and self.sequences % self.agent.num_minibatches:
             raise ValueError(
-                f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
-                f"of a rollout (environments={self.environments} times rollout / sequence)"
+                f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
+                f"sequences of a rollout (num_envs={self.num_envs} times num_steps / seq_len)"
             )
 
     @property
@@ -173,7 +218,7 @@ class TrainConfig(Config, Settings, SeveralSeeds):
 
     @property
     def rollouts(self) -> int:
-        return self.environments
+        return self.num_envs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,42 +231,46 @@ class HostConfig(Config, HostSettings):
         if not registry.on_host(self.env):
             raise ValueError(f"env={self.env!r} must be gym:<id>, or one that runs on the host")
         super().__post_init__()
-        for name in ("workers", "envs_per_worker", "actors", "queue"):
-            errors.integer(name, getattr(self, name), minimum=1)
-        errors.integer("restarts", self.restarts, minimum=0)
-        errors.number("timeout", self.timeout, minimum=0.0, above=True)
+        for name in ("num_workers", "envs_per_worker", "num_actors", "queue_size"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        validation.integer("restarts", self.restarts, minimum=0)
+        validation.number("timeout", self.timeout, minimum=0.0, above=True)
         for name in ("synchronous", "processes"):
-            errors.boolean(name, getattr(self, name))
-        errors.integer_between("seed", self.seed, 0, 2**32 - 1)
-        if self.workers % self.actors:
-            raise ValueError(f"actors={self.actors} must divide workers={self.workers} evenly")
+            validation.boolean(name, getattr(self, name))
+        validation.integer_between("seed", self.seed, 0, 2**32 - 1)
+        if self.num_workers % self.num_actors:
+            raise ValueError(
+                f"num_actors={self.num_actors} must divide num_workers={self.num_workers} evenly"
+            )
         if not isinstance(self.agent, APPO):
             raise ValueError(
                 f"algorithm={type(self.agent).__name__.lower()!r} knows nothing of policies that "
                 "are older than the learner's; environments of Gymnasium are trained with 'appo'"
             )
-        if self.batch is not None:
-            errors.integer("batch", self.batch, minimum=1)
-            if self.batch % self.rollout:
-                raise ValueError(f"batch={self.batch} must be a multiple of rollout={self.rollout}")
-        if self.synchronous and self.rollouts != self.environments:
+        if self.batch_size is not None:
+            validation.integer("batch_size", self.batch_size, minimum=1)
+            if self.batch_size % self.num_steps:
+                raise ValueError(
+                    f"batch_size={self.batch_size} must be a multiple of num_steps={self.num_steps}"
+                )
+        if self.synchronous and self.rollouts != self.num_envs:
             raise ValueError(
-                f"batch={self.batch} must be a rollout of every environment, "
-                f"{self.environments * self.rollout}, or left out, for synchronous=True"
+                f"batch_size={self.batch_size} must be a rollout of every environment, "
+                f"{self.num_envs * self.num_steps}, or left out, for synchronous=True"
             )
-        if self.sequences % self.agent.minibatches:
+        if self.sequences % self.agent.num_minibatches:
             raise ValueError(
-                f"minibatches={self.agent.minibatches} must divide the {self.sequences} sequences "
-                f"of a batch of {self.steps_per_update} steps"
+                f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
+                f"sequences of a batch of {self.steps_per_update} steps"
             )
 
     @property
-    def environments(self) -> int:
-        return self.workers * self.envs_per_worker
+    def num_envs(self) -> int:
+        return self.num_workers * self.envs_per_worker
 
     @property
     def rollouts(self) -> int:
-        return self.environments if self.batch is None else self.batch // self.rollout
+        return self.num_envs if self.batch_size is None else self.batch_size // self.num_steps
 
 
 def config_from(values: dict[str, Any]) -> TrainConfig | HostConfig:

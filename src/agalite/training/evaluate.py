@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
+from rich.console import Console
 
-from agalite import errors
+from agalite import validation
 from agalite.agents import rollout
-from agalite.envs import picture
-from agalite.envs.episode import LONGEST, play, speed
+from agalite.envs import rendering
+from agalite.envs.rendering import LONGEST, play, speed
 from agalite.envs.vector import Vector
-from agalite.memory.layers import turned
-from agalite.nets.actor_critic import ActorCritic
+from agalite.memory.layers import prepare_for_inference
+from agalite.networks.actor_critic import ActorCritic
+from agalite.training.plots import bootstrap_interval
 
 _TOGETHER = 64
 
@@ -30,21 +32,26 @@ class Scores(NamedTuple):
 
 
 def evaluate(
-    model: ActorCritic, world: Any, *, episodes: int, seed: int = 0, greedy: bool = False,
+    model: ActorCritic,
+    world: Any,
+    *,
+    episodes: int,
+    seed: int = 0,
+    greedy: bool = False,
     together: int = _TOGETHER,
-) -> Scores:  # fmt: skip
+) -> Scores:
     """Every environment plays the same number of episodes one after the other.
 
     To stop when enough have ended, wherever they were, would prefer the short ones.
     """
-    from agalite.training import host
+    from agalite.training.asynchronous import evaluate
 
-    if isinstance(world, host.HostWorld):
-        return host.evaluate(
+    if isinstance(world, evaluate.HostWorld):
+        return evaluate.evaluate(
             model, world, episodes=episodes, seed=seed, greedy=greedy, together=together
         )
-    errors.integer("episodes", episodes, minimum=1)
-    errors.integer("together", together, minimum=1)
+    validation.integer("episodes", episodes, minimum=1)
+    validation.integer("together", together, minimum=1)
     count = min(together, episodes)
     each = -(-episodes // count)
     vector = Vector(world, count)
@@ -65,14 +72,14 @@ def evaluate(
         slot = jnp.where(ends & (played < each), played, each)
         results = results.at[jnp.arange(count), slot].set(row, mode="drop")
         going = jnp.where(ends, 0.0, 1.0)
-        place = rollout.Place(state, obs, ends, memory, going * returns, going * lengths)
+        place = rollout.RunnerState(state, obs, ends, memory, going * returns, going * lengths)
         return place, played + ends, results, key
 
     @eqx.filter_jit  # the model is an argument: weights compiled into a program slow it down
     def play(model: ActorCritic, key: Array) -> Float[Array, "B E 3"]:
-        model = turned(model, streams=count)
+        model = prepare_for_inference(model, streams=count)
         begin, run = jax.random.split(key)
-        place = rollout.begin(model, vector, begin)
+        place = rollout.init(model, vector, begin)
         start = (place, jnp.zeros(count, jnp.int32), jnp.zeros((count, each, 3)), run)
         return lax.while_loop(lambda c: jnp.any(c[1] < each), partial(step, model), start)[2]
 
@@ -86,16 +93,54 @@ def film(
     model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False
 ) -> float:
     """One episode as a moving picture; returns its return."""
-    from agalite.training import host
+    from agalite.training.asynchronous import evaluate
 
-    if isinstance(world, host.HostWorld):
-        return host.film(model, world, out, seed=seed, greedy=greedy)
-    picture.check_path(out)
+    if isinstance(world, evaluate.HostWorld):
+        return evaluate.film(model, world, out, seed=seed, greedy=greedy)
+    rendering.check_path(out)
 
     def act(key: Array, memory: Any, obs: Array, first: Array) -> tuple[Any, Array]:
         memory, policy, _ = model.step(memory, obs, first)
         return memory, model.to_world(policy.mode() if greedy else policy.sample(key))
 
     episode = play(world, act, model.initial_state(), seed=seed, steps=range(LONGEST))
-    picture.write(episode.frames, out, fps=speed(world))
+    rendering.write(episode.frames, out, fps=speed(world))
     return episode.total
+
+
+# --- What `agalite eval` says ---------------------------------------------------------------------
+
+
+def evaluation(
+    folder: Path,
+    *,
+    episodes: int,
+    greedy: bool,
+    best: bool,
+    seed: int,
+    seed_number: int,
+    together: int,
+    video: Path | None,
+) -> None:
+    if video is not None:
+        rendering.check_path(video, "video")
+    from agalite.training.policy import load  # which imports this module
+
+    model, trainer, step = load(folder, seed_number=seed_number, best=best)
+    world = trainer.world
+    scores = evaluate(model, world, episodes=episodes, seed=seed, greedy=greedy, together=together)
+    console = Console()
+
+    def line(what: str, values: np.ndarray) -> None:
+        low, high = bootstrap_interval(values)
+        mean = float(values.mean())
+        console.print(f"{what:<16} {mean:.3f}   95% interval {low:.3f} to {high:.3f}")
+
+    console.print(f"{episodes} episodes, checkpoint of step {step:,}", highlight=False)
+    line("return", scores.returns)
+    line("length", scores.lengths)
+    if scores.success is not None:
+        line("success", scores.success)
+    if video is not None:
+        total = film(model, world, video, seed=seed, greedy=greedy)
+        console.print(f"an episode with return {total:.2f}: {video}", soft_wrap=True)

@@ -9,10 +9,50 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from agalite import errors, files
+from agalite import files, validation
 from agalite.charts import COLOURS, INK, blank, dress, whole_range
-from agalite.training.metrics import read_metrics
-from agalite.training.statistics import bootstrap_interval
+from agalite.training.logging import read_metrics
+
+# --- How sure a mean is ---------------------------------------------------------------------------
+
+_AT_ONCE = 2**20  # resampled values held in memory at a time
+
+
+def bootstrap_interval(
+    values: Float[np.ndarray, "N ..."],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """values (N, ...) -> low (...), high (...): where the mean over the N lies.
+
+    The percentile bootstrap: the N samples are drawn anew with replacement, whole rows at a time,
+    and the interval holds the middle of the means so found. With one sample it has no width; with a
+    handful it is too narrow, as any interval is that sees nothing but the samples.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim == 0 or len(values) == 0:
+        raise ValueError(f"values has shape {values.shape}; expected at least one sample")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence!r} must be between 0 and 1")
+    validation.integer("resamples", resamples, minimum=1)
+    validation.finite("values", values)
+    count, rows = len(values), values.reshape(len(values), -1)
+    rng = np.random.default_rng(seed)
+    share = np.full(count, 1 / count)
+    # How often each sample is drawn is all that a mean needs to know, and it makes the means one
+    # matrix product. Around the centre, so that equal samples have an interval of no width.
+    centre = rows.mean(0)
+    step = max(1, _AT_ONCE // count)
+    means = [
+        rng.multinomial(count, share, size=min(step, resamples - i)) @ (rows - centre) / count
+        for i in range(0, resamples, step)
+    ]
+    tail = (1 - confidence) / 2
+    low, high = centre + np.quantile(np.concatenate(means), (tail, 1 - tail), axis=0)
+    return low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
+
 
 FORMATS = (".png", ".svg")
 _NAMES = {"success": "success rate", "SPS": "steps a second"}
@@ -57,7 +97,7 @@ def curve(
     if not folders or not metrics:
         raise ValueError(f"folders={list(folders)!r}, metric={metric!r}: at least one of each")
     if smooth is not None:
-        errors.integer("smooth", smooth, minimum=1)
+        validation.integer("smooth", smooth, minimum=1)
     tables = {Path(folder): read_metrics(folder) for folder in folders}
     labels = _labels(list(tables))
     figure = _figure(len(metrics))
@@ -72,8 +112,11 @@ def curve(
         columns = min(len(tables), 3)
         figure.legend(
             *figure.axes[0].get_legend_handles_labels(),
-            loc="outside upper center", ncols=columns, frameon=False, labelcolor=INK,
-        )  # fmt: skip
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            labelcolor=INK,
+        )
     else:
         several = len(np.unique(next(iter(tables.values()))["seed"])) > 1
         what = "mean over seeds with its 95% interval" if several else "one seed"

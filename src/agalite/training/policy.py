@@ -8,17 +8,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from agalite import errors
-from agalite.memory.layers import turned
-from agalite.nets.actions import Categorical, Distribution
-from agalite.nets.actor_critic import ActorCritic
+from agalite import validation
+from agalite.memory.layers import prepare_for_inference
+from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.heads import Categorical, Distribution
+from agalite.training.asynchronous.evaluate import HostTrainer
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig
-from agalite.training.host import HostTrainer
-from agalite.training.loop import Trainer
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import config_of
+from agalite.training.train import Trainer
 
 
 class Loaded(NamedTuple):
@@ -50,15 +50,15 @@ class Policy:
     def __init__(
         self, model: ActorCritic, *, greedy: bool = False, seed: int = 0, dtype: Any = np.float32
     ) -> None:
-        errors.boolean("greedy", greedy)
-        errors.integer_between("seed", seed, 0, 2**32 - 1)
+        validation.boolean("greedy", greedy)
+        validation.integer_between("seed", seed, 0, 2**32 - 1)
         self.model, self.greedy = model, greedy
         self._dtype = np.dtype(dtype)
         self._key = jax.random.key(seed)
         self._calls = 0
         # Weights go in as a plain list: walking through a model's modules takes longer than the
         # rest of a call.
-        arrays, rest = eqx.partition(turned(model), eqx.is_array)
+        arrays, rest = eqx.partition(prepare_for_inference(model), eqx.is_array)
         self._weights, structure = jax.tree.flatten(arrays)
 
         def look(
@@ -87,7 +87,7 @@ class Policy:
     def initial_state(self, batch: int | None = None) -> State:
         """Before the first observation of an episode, or of `batch` episodes side by side."""
         if batch is not None:
-            errors.integer("batch", batch, minimum=1)
+            validation.integer("batch", batch, minimum=1)
         return State(self.model.initial_state(batch), batch)
 
     def act(
@@ -128,8 +128,8 @@ class Policy:
             more = f", or {state.batch} of them" if batch else ""
             raise ValueError(f"reset={reset!r} must be True or False{more}")
         values = _numbers(obs, self._dtype)
-        errors.shape("obs", values, (*batch, *self.model.encoder.shape))
-        errors.finite("obs", values)
+        validation.check_shape("obs", values, (*batch, *self.model.encoder.shape))
+        validation.finite("obs", values)
         return state, values.astype(self._dtype), np.broadcast_to(resets.astype(bool), batch)
 
 
@@ -150,9 +150,13 @@ def _numbers(obs: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def load_policy(
-    folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False,
-    greedy: bool = False, seed: int = 0,
-) -> Policy:  # fmt: skip
+    folder: str | os.PathLike[str],
+    *,
+    seed_number: int = 0,
+    best: bool = False,
+    greedy: bool = False,
+    seed: int = 0,
+) -> Policy:
     """The agent of a run as its newest checkpoint has it, or its best."""
     model, trainer, _ = load(folder, seed_number=seed_number, best=best)
     space: Any = trainer.world.observation_space(trainer.world.default_params)
@@ -162,8 +166,8 @@ def load_policy(
 def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False) -> Loaded:
     run = Run.open(folder)
     config = config_of(run)
-    errors.integer_between("seed_number", seed_number, 0, config.seeds_in_all - 1)
-    checkpoints = Checkpoints(run.checkpoints_folder, config.keep)
+    validation.integer_between("seed_number", seed_number, 0, config.seeds_in_all - 1)
+    checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     which = checkpoints.best() if best else None
     if isinstance(config, HostConfig):
         trainer = HostTrainer(config)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agalite import files
-from agalite.machine import versions
+from agalite.system import versions
 from agalite.version import __version__
 
 FORMAT = 1

@@ -28,9 +28,13 @@ class Seeds:
         self.sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def compile(
-        self, function: Callable[..., Any], *, shared: int = 0, donate: bool = False,
+        self,
+        function: Callable[..., Any],
+        *,
+        shared: int = 0,
+        donate: bool = False,
         one_by_one: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """`over`, compiled; arrays stay on the devices that use them."""
         return jax.jit(
             self.over(function, shared=shared, one_by_one=one_by_one),

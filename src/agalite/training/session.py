@@ -16,9 +16,8 @@ import numpy as np
 from agalite import files
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
-from agalite.training.config import Config, HostConfig, TrainConfig, config_from
-from agalite.training.intervals import InUpdates
-from agalite.training.metrics import read_metrics
+from agalite.training.config import Config, HostConfig, InUpdates, TrainConfig, config_from
+from agalite.training.logging import read_metrics
 from agalite.training.run import Run
 
 _ONE_REQUEST = 1.0  # seconds within which signals to stop are one and the same

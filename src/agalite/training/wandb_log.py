@@ -30,9 +30,13 @@ def check() -> None:
     """Before anything is compiled: is W&B installed, and has it an account or is it offline?"""
     extras.require("--wandb", ["wandb"], "wandb")
     done = subprocess.run(
-        [*_COMMAND, "--check"], env=_environment(), stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [*_COMMAND, "--check"],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         last = (done.stdout or done.stderr).strip().splitlines()[-1:] or ["wandb does not start"]
         raise ValueError(f"--wandb: {last[0]}")
@@ -76,10 +80,14 @@ class Sender:
         try:
             extras.require("sending the metrics to W&B", ["wandb"], "wandb")
             self._process = subprocess.Popen(
-                [*_COMMAND, str(run.folder)], env=_environment(), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                [*_COMMAND, str(run.folder)],
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
                 start_new_session=True,  # Ctrl-C is for the trainer
-            )  # fmt: skip
+            )
         except (OSError, ValueError) as error:
             self._tell(f"warning: no metrics for W&B: {error}")
             return

@@ -63,18 +63,29 @@ class _Sending:
         while len(self._runs) < len(runs):
             mine = runs[len(self._runs)]
             settings = wandb.Settings(
-                silent=True, console="off", save_code=False, reinit="create_new",
-                init_timeout=_INIT, finish_timeout=_FINISH, program="agalite train",
+                silent=True,
+                console="off",
+                save_code=False,
+                reinit="create_new",
+                init_timeout=_INIT,
+                finish_timeout=_FINISH,
+                program="agalite train",
                 # The machine's load is the trainer's, and the same for every seed.
-                x_stats_pid=os.getppid(), x_disable_stats=bool(self._runs),
-            )  # fmt: skip
+                x_stats_pid=os.getppid(),
+                x_disable_stats=bool(self._runs),
+            )
             try:
                 run = wandb.init(
-                    project=self._plan["project"], entity=self._plan["entity"],
-                    group=self._plan["group"], id=mine["id"], name=mine["name"], resume="allow",
-                    config={**self._config, "seed": mine["seed"]}, dir=self._folder,
+                    project=self._plan["project"],
+                    entity=self._plan["entity"],
+                    group=self._plan["group"],
+                    id=mine["id"],
+                    name=mine["name"],
+                    resume="allow",
+                    config={**self._config, "seed": mine["seed"]},
+                    dir=self._folder,
                     settings=settings,
-                )  # fmt: skip
+                )
             except Exception as error:  # of many kinds, most of them W&B's own
                 self._say_once(f"warning: W&B cannot be reached, training goes on: {error}")
                 # All of them: it takes no second attempt at a run until the first is forgotten.

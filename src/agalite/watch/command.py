@@ -37,9 +37,14 @@ class Watch:
 
         print("compiling, playing and looking back: a minute or so", file=sys.stderr)
         story = watch(
-            self.run_folder, self.out, seed=self.seed, steps=self.steps, greedy=self.greedy,
-            best=self.best, seed_number=self.seed_number,
-        )  # fmt: skip
+            self.run_folder,
+            self.out,
+            seed=self.seed,
+            steps=self.steps,
+            greedy=self.greedy,
+            best=self.best,
+            seed_number=self.seed_number,
+        )
         print(
             f"{story['steps']} steps, return {story['total']:.2f}, {story['ended']}; "
             f"written to {self.out}"

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt8
 
-from agalite.envs.episode import speed
-from agalite.memory.layers import turned
-from agalite.nets.actions import Distribution
-from agalite.nets.actor_critic import ActorCritic
-from agalite.training.host import HostWorld
+from agalite.envs.rendering import speed
+from agalite.memory.layers import prepare_for_inference
+from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.heads import Distribution
+from agalite.training.asynchronous.evaluate import HostWorld
 
 
 class Step(NamedTuple):
@@ -58,7 +58,7 @@ def play(model: ActorCritic, world: Any, *, seed: int, steps: int, greedy: bool)
 
 def _actor(model: ActorCritic, *, greedy: bool) -> Any:
     """act(memory, obs, first, key) -> memory, policy, value, sampled, action."""
-    weights, rest = eqx.partition(turned(model), eqx.is_array)
+    weights, rest = eqx.partition(prepare_for_inference(model), eqx.is_array)
 
     @jax.jit
     def act(weights: Any, memory: Any, obs: Array, first: Array, key: Array) -> Any:
@@ -70,9 +70,7 @@ def _actor(model: ActorCritic, *, greedy: bool) -> Any:
     return lambda *args: act(weights, *args)
 
 
-def _play_world(
-    model: ActorCritic, world: Any, *, seed: int, steps: int, greedy: bool
-) -> Watched:  # fmt: skip
+def _play_world(model: ActorCritic, world: Any, *, seed: int, steps: int, greedy: bool) -> Watched:
     params, act = world.default_params, _actor(model, greedy=greedy)
 
     @jax.jit

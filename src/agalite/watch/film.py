@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from agalite.envs import picture
+from agalite.envs import rendering
 from agalite.watch.episode import Watched
 from agalite.watch.gates import Layer
+from agalite.watch.page import actions
 from agalite.watch.saliency import axis_top
-from agalite.watch.story import actions
 
 _SPEED = 6.0  # frames a second at most: there is much to see in each
 _MAIN, _SECOND, _SOFT, _MARK = "#1f5fbf", "#c2570c", "#667085", "#d11a4a"
@@ -19,21 +19,29 @@ _MOST_ROWS = 24
 
 
 def film(
-    watched: Watched, layers: Sequence[Layer], saliency: Float[np.ndarray, "T T"],
-    title: str, names: Sequence[str], out: Path,
-) -> None:  # fmt: skip
+    watched: Watched,
+    layers: Sequence[Layer],
+    saliency: Float[np.ndarray, "T T"],
+    title: str,
+    names: Sequence[str],
+    out: Path,
+) -> None:
     drawn = _Drawing(watched, layers, saliency, title, names)
     frames = [drawn.at(t) for t in range(len(watched.steps))]
-    picture.write(frames, out, fps=min(watched.fps, _SPEED))
+    rendering.write(frames, out, fps=min(watched.fps, _SPEED))
 
 
 class _Drawing:
     """One figure whose parts move from step to step: a new one each time would take minutes."""
 
     def __init__(
-        self, watched: Watched, layers: Sequence[Layer], saliency: Float[np.ndarray, "T T"],
-        title: str, names: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        watched: Watched,
+        layers: Sequence[Layer],
+        saliency: Float[np.ndarray, "T T"],
+        title: str,
+        names: Sequence[str],
+    ) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -44,9 +52,11 @@ class _Drawing:
         self.canvas: Any = FigureCanvasAgg(figure)
         figure.suptitle(title, fontsize=11)
         grid = figure.add_gridspec(
-            3 if self.rows else 2, 2, width_ratios=(3, 2),
+            3 if self.rows else 2,
+            2,
+            width_ratios=(3, 2),
             height_ratios=[3, 2] + ([0.12 * len(self.rows) + 0.8] if self.rows else []),
-        )  # fmt: skip
+        )
         self.world = figure.add_subplot(grid[0, 0])
         self.world.set_axis_off()
         self.image = self.world.imshow(watched.frames[0], interpolation="nearest")

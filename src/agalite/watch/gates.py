@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -17,11 +18,10 @@ from agalite.memory.agalite import AGaLiTeAttention
 from agalite.memory.block import Attention, Stack
 from agalite.memory.gated import FeatureAttention, MatrixAttention
 from agalite.memory.gru import GRU
-from agalite.memory.lean import relu, sigmoid
 from agalite.memory.lstm import LSTM
-from agalite.memory.window import WindowAttention
+from agalite.memory.window import WindowAttention, sinusoids
+from agalite.ops.activations import relu, sigmoid
 from agalite.ops.features import as_outer
-from agalite.watch.window import attention_weights
 
 _QUARTERS = ("fastest quarter", "second quarter", "third quarter", "slowest quarter")
 
@@ -170,9 +170,12 @@ def _matrix(name: str, values: Gate, keys: Gate) -> Row:
     assert b.written is not None
     kept = np.outer(np.asarray(values.kept).mean(axis=0), np.asarray(keys.kept).mean(axis=0))
     return Row(
-        name, a.past * b.past, a.written * b.written, (1 - a.written) * (1 - b.written),
+        name,
+        a.past * b.past,
+        a.written * b.written,
+        (1 - a.written) * (1 - b.written),
         _horizon(kept.ravel()),
-    )  # fmt: skip
+    )
 
 
 def _quarters(gate: Gate) -> list[Row]:
@@ -190,3 +193,26 @@ def _horizon(kept: Float[np.ndarray, " U"]) -> tuple[float, float, float]:
     steps = 1 / np.maximum(1 - kept.astype(np.float64), 1e-6)
     low, middle, high = np.percentile(steps, [10, 50, 90])
     return float(low), float(middle), float(high)
+
+
+# --- The attention weights of GTrXL and the canonical transformer over an episode -----------------
+
+
+def attention_weights(attention: WindowAttention, h: Float[Array, "T D"]) -> Float[Array, "H T T"]:
+    """[head, t, i]: how much of what step t reads is step i, of an episode that begins at 0."""
+    x = attention.norm(h)
+    q = attention.query(x)
+    keys = jnp.split(attention.key_value(x), 2, axis=-1)[0]
+    steps, (_, size, d_model) = h.shape[0], attention.query.weight.shape
+    distance = np.arange(steps)[:, None] - np.arange(steps)
+    content = q
+    position = jnp.zeros((q.shape[1], steps, steps), q.dtype)
+    if (relative := attention.relative) is not None:
+        content = q + relative.content_bias
+        codes = sinusoids(np.arange(steps), d_model).astype(q.dtype)
+        embeddings = jnp.einsum("md,hvd->mhv", codes, relative.weight)
+        scores = jnp.einsum("thv,mhv->htm", q + relative.position_bias, embeddings)
+        position = jnp.take_along_axis(scores, jnp.maximum(distance, 0)[None], axis=2)
+    scores = (jnp.einsum("thv,shv->hts", content, keys) + position) * size**-0.5
+    seen = (distance >= 0) & (distance <= attention.memory)
+    return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)

@@ -6,16 +6,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from agalite import errors, files
-from agalite.envs import picture
-from agalite.envs.spaces import describe
-from agalite.nets.actor_critic import ActorCritic
+from agalite import files, validation
+from agalite.envs import rendering
+from agalite.envs.gymnasium.spaces import describe
+from agalite.networks.actor_critic import ActorCritic
 from agalite.training.policy import load
 from agalite.watch.episode import play
 from agalite.watch.gates import look
-from agalite.watch.page import page
+from agalite.watch.page import page, tell
 from agalite.watch.saliency import saliency
-from agalite.watch.story import tell
 
 LONGEST = 1000
 _PAGES, _FILMS = (".html", ".htm"), (".gif", ".mp4")
@@ -28,9 +27,15 @@ _ACTIONS = {
 
 
 def watch(
-    folder: str | os.PathLike[str], out: Path, *, seed: int = 0, steps: int = 200,
-    greedy: bool = False, best: bool = False, seed_number: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+    folder: str | os.PathLike[str],
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int = 200,
+    greedy: bool = False,
+    best: bool = False,
+    seed_number: int = 0,
+) -> dict[str, Any]:
     """Writes the page or the film of a run's agent, and returns what is in it (`story.tell`)."""
     _check(out, seed, steps)
     model, trainer, at_step = load(folder, seed_number=seed_number, best=best)
@@ -39,15 +44,30 @@ def watch(
     title = f"{config.memory} in {config.env}" + (f" ({options})" if options else "")
     source = f"{Path(folder).resolve().name}, checkpoint of step {at_step:,}"
     return watch_model(
-        model, trainer.world, out, seed=seed, steps=steps, greedy=greedy, title=title,
-        source=source, actions=_ACTIONS.get(config.env, []),
-    )  # fmt: skip
+        model,
+        trainer.world,
+        out,
+        seed=seed,
+        steps=steps,
+        greedy=greedy,
+        title=title,
+        source=source,
+        actions=_ACTIONS.get(config.env, []),
+    )
 
 
 def watch_model(
-    model: ActorCritic, world: Any, out: Path, *, seed: int = 0, steps: int = 200,
-    greedy: bool = False, title: str = "", source: str = "", actions: list[str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    model: ActorCritic,
+    world: Any,
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int = 200,
+    greedy: bool = False,
+    title: str = "",
+    source: str = "",
+    actions: list[str] | None = None,
+) -> dict[str, Any]:
     """The same for any agent in a world of a run. source: where the agent comes from, in words.
     actions: their names."""
     _check(out, seed, steps)
@@ -73,11 +93,11 @@ def watch_model(
 
 
 def _check(out: Path, seed: int, steps: int) -> None:
-    errors.integer_between("steps", steps, 1, LONGEST)
-    errors.integer_between("seed", seed, 0, 2**32 - 1)
+    validation.integer_between("steps", steps, 1, LONGEST)
+    validation.integer_between("seed", seed, 0, 2**32 - 1)
     if out.suffix.lower() in _PAGES:
         files.check_writable("out", out)
     elif out.suffix.lower() in _FILMS:
-        picture.check_path(out)
+        rendering.check_path(out)
     else:
         raise ValueError(f"out={str(out)!r} must end in .html, .gif or .mp4")

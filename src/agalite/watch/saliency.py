@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from agalite.nets.actions import Categorical, DiagonalNormal, Distribution, MultiCategorical
-from agalite.nets.actor_critic import ActorCritic
-from agalite.nets.encoders import VectorEncoder
+from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.encoders import VectorEncoder
+from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, MultiCategorical
 
 _FAR = 3.0
 _CUT = 3  # at most so many

@@ -3,14 +3,24 @@ here (docs/studies.md has a worked example)."""
 
 import importlib
 
-from agalite import errors
+from agalite import validation
 from agalite.studies.declaration import Study
 
 _FILES = (
-    "tmaze", "cartpole", "mystery_path", "craftax", "memory_maze", "ablations",
-    "approximation_error", "bases", "horizon", "gtrxl_window", "lra", "latency",
+    "tmaze",
+    "cartpole",
+    "mystery_path",
+    "craftax",
+    "memory_maze",
+    "ablations",
+    "approximation_error",
+    "bases",
+    "horizon",
+    "gtrxl_window",
+    "lra",
+    "latency",
     "cost",
-)  # fmt: skip
+)
 
 
 def studies() -> dict[str, Study]:
@@ -24,5 +34,5 @@ def studies() -> dict[str, Study]:
 
 def find(name: str) -> Study:
     known = studies()
-    errors.one_of("study", name, known)
+    validation.one_of("study", name, known)
     return known[name]

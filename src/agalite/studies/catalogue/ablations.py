@@ -23,9 +23,12 @@ _AGALITE: dict[str, Changes] = {
 }
 _SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
 _CPU = {
-    **tmaze.CPU, "env": "tmaze", "env_options.corridor": 20, "steps": 600_000,
+    **tmaze.CPU,
+    "env": "tmaze",
+    "env_options.corridor": 20,
+    "total_timesteps": 600_000,
     "memory_options.horizon": SPREAD,
-}  # fmt: skip
+}
 
 
 def _variants(*names: str) -> Factor:
@@ -33,10 +36,16 @@ def _variants(*names: str) -> Factor:
 
 
 def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Study:
-    base: Changes = {"env": "tmaze", "memory": "agalite", "memory_options.eta": 4,
-                     "memory_options.r": 1}  # fmt: skip
+    base: Changes = {
+        "env": "tmaze",
+        "memory": "agalite",
+        "memory_options.eta": 4,
+        "memory_options.r": 1,
+    }
     return Study(
-        name=name, title=title, paper="Section 6",
+        name=name,
+        title=title,
+        paper="Section 6",
         work=Training(preset="paper"),
         base={**base, "env_options.corridor": 200},
         factors=(_variants("agalite", *others),),
@@ -44,28 +53,31 @@ def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Stud
         figures=(Curves(lines="variant", bins=100),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny",
+                seeds=1,
+                size="tiny",
                 changes={**tmaze.SMOKE, "env_options.corridor": 4},
                 factors=(_variants(others[0]),),
             ),
             "cpu": Scale(
-                seeds=4, size="small",
+                seeds=4,
+                size="small",
                 changes=_CPU,
                 note="A corridor of 20 instead of 200, small models, gates that start with long "
-                     "memories.",
+                "memories.",
             ),
-            "paper": Scale(seeds=50, together=10, changes={"steps": 5_000_000}),
+            "paper": Scale(seeds=50, together=10, changes={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
-                says=says, where="Section 6",
+                says=says,
+                where="Section 6",
                 tests=tuple(
                     Better(a={"variant": "agalite"}, b={"variant": other}) for other in others
                 ),
                 scales=("paper", "cpu"),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 STUDIES = (
@@ -74,8 +86,12 @@ STUDIES = (
         title="Ablation: AGaLiTe without its gates, in Mystery Path Grid",
         paper="Section 6",
         work=Training(preset="paper"),
-        base={"env": "mystery-path-grid", "memory": "agalite", "memory_options.eta": 4,
-              "memory_options.r": 1},
+        base={
+            "env": "mystery-path-grid",
+            "memory": "agalite",
+            "memory_options.eta": 4,
+            "memory_options.r": 1,
+        },
         factors=(_variants("agalite", "no gating"),),
         metrics=(
             Metric(column="charts/success", name="success rate, last 1M steps", last=1_000_000),
@@ -85,15 +101,19 @@ STUDIES = (
         bands="95% interval",
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=mystery_path.SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=mystery_path.SMOKE,
                 factors=(_variants("no gating"),),
             ),
             "cpu": Scale(
-                seeds=4, size="small", changes=_CPU,
+                seeds=4,
+                size="small",
+                changes=_CPU,
                 note="In a T-Maze with a corridor of 20, 600K steps, instead of Mystery Path Grid, "
-                     "100M steps; small models, gates that start with long memories.",
+                "100M steps; small models, gates that start with long memories.",
             ),
-            "paper": Scale(seeds=15, together=5, changes={"steps": 100_000_000}),
+            "paper": Scale(seeds=15, together=5, changes={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -105,11 +125,15 @@ STUDIES = (
         ),
     ),
     _in_tmaze(
-        "ablation-feature-map", "Ablation: other feature maps (ELU+1, DPFP), in T-Maze",
-        ("elu+1", "dpfp"), "The proposed feature map outperforms both ELU+1 and DPFP.",
+        "ablation-feature-map",
+        "Ablation: other feature maps (ELU+1, DPFP), in T-Maze",
+        ("elu+1", "dpfp"),
+        "The proposed feature map outperforms both ELU+1 and DPFP.",
     ),
     _in_tmaze(
-        "ablation-approximation", "Ablation: the rank-1 trick instead of cosines, in T-Maze",
-        ("rank-1 trick",), "The proposed approximation (r = 1) outperforms the rank-1 trick.",
+        "ablation-approximation",
+        "Ablation: the rank-1 trick instead of cosines, in T-Maze",
+        ("rank-1 trick",),
+        "The proposed approximation (r = 1) outperforms the rank-1 trick.",
     ),
-)  # fmt: skip
+)

@@ -25,52 +25,60 @@ def _bases(*vectors: int) -> Factor:
     return Factor("basis/vectors", levels)
 
 
-STUDIES = (
-    Study(
-        name="bases",
-        title="Three bases (paper, published, slots) at equal state, in T-Maze",
-        paper="ours",
-        note="The paper writes its cosines one way, its published code another; slots is ours. "
-             "'vectors' is the number of value vectors in a head's state.",
-        work=Training(preset="paper"),
-        base={"env": "tmaze", "memory": "agalite", "memory_options.eta": 4,
-              "memory_options.horizon": SPREAD, "env_options.corridor": 160},
-        factors=(_bases(1, 2, 4),),
-        metrics=(
-            Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),
+STUDIES = Study(
+    name="bases",
+    title="Three bases (paper, published, slots) at equal state, in T-Maze",
+    paper="ours",
+    note="The paper writes its cosines one way, its published code another; slots is ours. "
+    "'vectors' is the number of value vectors in a head's state.",
+    work=Training(preset="paper"),
+    base={
+        "env": "tmaze",
+        "memory": "agalite",
+        "memory_options.eta": 4,
+        "memory_options.horizon": SPREAD,
+        "env_options.corridor": 160,
+    },
+    factors=(_bases(1, 2, 4),),
+    metrics=(Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),),
+    figures=(
+        Against(x="vectors", lines="basis"),
+        Curves(lines="basis", panels="vectors"),
+    ),
+    scales={
+        "smoke": Scale(
+            seeds=1,
+            size="tiny",
+            changes={**tmaze.SMOKE, "env_options.corridor": 4},
+            factors=(Factor("basis/vectors", {"slots/2": _bases(2).levels["slots/2"]}),),
         ),
-        figures=(
-            Against(x="vectors", lines="basis"),
-            Curves(lines="basis", panels="vectors"),
+        "cpu": Scale(
+            seeds=4,
+            size="small",
+            changes={**tmaze.CPU, "total_timesteps": 600_000, "env_options.corridor": 20},
+            factors=(_bases(1, 4),),
+            note="A corridor of 20, small models.",
         ),
-        scales={
-            "smoke": Scale(
-                seeds=1, size="tiny", changes={**tmaze.SMOKE, "env_options.corridor": 4},
-                factors=(Factor("basis/vectors", {"slots/2": _bases(2).levels["slots/2"]}),),
+        "paper": Scale(
+            seeds=50,
+            together=10,
+            changes={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
+        ),
+    },
+    claims=(
+        Claim(
+            says="(ours) With one vector the three bases are alike: the paper's attention does "
+            "not depend on the query there.",
+            where="findings, section 1",
+            tests=tuple(
+                Alike(
+                    a={"basis": basis, "vectors": "1"},
+                    b={"basis": "paper", "vectors": "1"},
+                    within=0.1,
+                )
+                for basis in ("published", "slots")
             ),
-            "cpu": Scale(
-                seeds=4, size="small",
-                changes={**tmaze.CPU, "steps": 600_000, "env_options.corridor": 20},
-                factors=(_bases(1, 4),),
-                note="A corridor of 20, small models.",
-            ),
-            "paper": Scale(
-                seeds=50, together=10,
-                changes={"steps": 5_000_000, "agent.learning_rate": 3e-4},
-            ),
-        },
-        claims=(
-            Claim(
-                says="(ours) With one vector the three bases are alike: the paper's attention does "
-                     "not depend on the query there.",
-                where="findings, section 1",
-                tests=tuple(
-                    Alike(a={"basis": basis, "vectors": "1"}, b={"basis": "paper", "vectors": "1"},
-                          within=0.1)
-                    for basis in ("published", "slots")
-                ),
-                scales=("paper", "cpu"),
-            ),
+            scales=("paper", "cpu"),
         ),
     ),
-)  # fmt: skip
+)

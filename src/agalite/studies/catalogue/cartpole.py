@@ -15,24 +15,41 @@ from agalite.studies.declaration import (
     over,
 )
 
-_RETURN = Metric(column="charts/episodic_return", name="episodic return, last 100K steps",
-                 last=100_000)  # fmt: skip
+_RETURN = Metric(
+    column="charts/episodic_return", name="episodic return, last 100K steps", last=100_000
+)
 _SMOKE = {
-    "steps": 1024, "environments": 2, "rollout": 64, "agent.epochs": 1, "agent.minibatches": 1,
-    "log_every": 256, "checkpoint_every": 1024,
-}  # fmt: skip
+    "total_timesteps": 1024,
+    "num_envs": 2,
+    "num_steps": 64,
+    "agent.update_epochs": 1,
+    "agent.num_minibatches": 1,
+    "log_every": 256,
+    "checkpoint_every": 1024,
+}
 # What learns fastest on two cores (docs/training.md); the paper's is one environment of 1024 steps.
 _CPU = {
-    "environments": 8, "rollout": 128, "agent.learning_rate": 5e-4, "agent.lam": 0.95,
-    "agent.value": 0.5, "agent.epochs": 4, "agent.minibatches": 4, "steps": 250_000,
-    "log_every": 10_000, "checkpoint_every": 100_000, "keep": 1,
-}  # fmt: skip
+    "num_envs": 8,
+    "num_steps": 128,
+    "agent.learning_rate": 5e-4,
+    "agent.gae_lambda": 0.95,
+    "agent.vf_coef": 0.5,
+    "agent.update_epochs": 4,
+    "agent.num_minibatches": 4,
+    "total_timesteps": 250_000,
+    "log_every": 10_000,
+    "checkpoint_every": 100_000,
+    "keep_checkpoints": 1,
+}
 _NOTE = "The paper does not say how large its models for CartPole were; these are its T-Maze's."
 
 
 def _study(name: str, env: str, title: str, paper: str) -> Study:
     return Study(
-        name=name, title=title, paper=paper, note=_NOTE,
+        name=name,
+        title=title,
+        paper=paper,
+        note=_NOTE,
         work=Training(preset="paper"),
         base={"env": env},
         factors=(agents("gru", "gtrxl-128", "agalite"),),
@@ -41,12 +58,14 @@ def _study(name: str, env: str, title: str, paper: str) -> Study:
         scales={
             "smoke": Scale(seeds=1, size="tiny", changes=_SMOKE, factors=(agents("agalite"),)),
             "cpu": Scale(
-                seeds=2, size="small", changes=_CPU,
+                seeds=2,
+                size="small",
+                changes=_CPU,
                 factors=(agents("gru", "gtrxl-64", "agalite"),),
                 note="Small models, 250K steps of eight environments instead of 5M of one; a "
-                     "window of 64 for GTrXL.",
+                "window of 64 for GTrXL.",
             ),
-            "paper": Scale(seeds=30, together=10, changes={"steps": 5_000_000}),
+            "paper": Scale(seeds=30, together=10, changes={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
@@ -66,17 +85,19 @@ def _study(name: str, env: str, title: str, paper: str) -> Study:
                 where="Section 5, Partially Observable Classic Control",
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 STUDIES = (
     _study(
-        "cartpole-noisy", "noisy-masked-cartpole",
+        "cartpole-noisy",
+        "noisy-masked-cartpole",
         "CartPole without velocities, with noise: return over training",
         "Section 5, figure on CartPole",
     ),
     _study(
-        "cartpole-masked", "masked-cartpole",
+        "cartpole-masked",
+        "masked-cartpole",
         "CartPole without velocities: return over training",
         "Appendix G.2",
     ),
@@ -88,8 +109,10 @@ STUDIES = (
         work=Training(preset="paper"),
         factors=(
             agents("gru", "gtrxl-128", "agalite"),
-            Factor("variant", {"noisy": {"env": "noisy-masked-cartpole"},
-                               "masked": {"env": "masked-cartpole"}}),
+            Factor(
+                "variant",
+                {"noisy": {"env": "noisy-masked-cartpole"}, "masked": {"env": "masked-cartpole"}},
+            ),
             over("learning_rate", "agent.learning_rate", (1e-2, 1e-3, 1e-4, 1e-5)),
         ),
         metrics=(_RETURN,),
@@ -97,21 +120,26 @@ STUDIES = (
         figures=(Against(x="learning_rate", lines="agent", panels="variant"),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
                 factors=(
-                    agents("agalite"), Factor("variant", {"masked": {"env": "masked-cartpole"}}),
+                    agents("agalite"),
+                    Factor("variant", {"masked": {"env": "masked-cartpole"}}),
                     over("learning_rate", "agent.learning_rate", (1e-3,)),
                 ),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes=_CPU,
+                seeds=2,
+                size="small",
+                changes=_CPU,
                 factors=(
                     agents("gru", "gtrxl-64", "agalite"),
                     over("learning_rate", "agent.learning_rate", (3e-3, 1e-3, 3e-4)),
                 ),
                 note="Small models, 250K steps of eight environments.",
             ),
-            "paper": Scale(seeds=5, changes={"steps": 5_000_000}),
+            "paper": Scale(seeds=5, changes={"total_timesteps": 5_000_000}),
         },
     ),
-)  # fmt: skip
+)

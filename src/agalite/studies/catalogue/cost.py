@@ -31,39 +31,41 @@ def _claim(what: str, column: str, value: float, where: str) -> Claim:
         says=f"{what}: for a single head roughly {value:g} times {words}.",
         where=where,
         tests=(
-            Between(a=levels, low=(1 - _WITHIN[column]) * value,
-                    high=(1 + _WITHIN[column]) * value, metric=column),
+            Between(
+                a=levels,
+                low=(1 - _WITHIN[column]) * value,
+                high=(1 + _WITHIN[column]) * value,
+                metric=column,
+            ),
         ),
         scales=("paper", "cpu", "smoke"),
-    )  # fmt: skip
+    )
 
 
-STUDIES = (
-    Study(
-        name="cost",
-        title="Operations and space of one head, GTrXL's by AGaLiTe's",
-        paper="Section 5, in the text of each experiment; Table 1",
-        note="Counted line by line from the algorithms, with the state folded (ours), and as XLA "
-             "counts them in the compiled program of one streaming step.",
-        work=Measurement("agalite.studies.speed:cost"),
-        factors=(Factor("head", {"one": {}}),),
-        metrics=(
-            Metric(column="operations", name="operations, GTrXL / AGaLiTe", exact=True),
-            Metric(column="state", name="space, GTrXL / AGaLiTe", exact=True),
-        ),
-        figures=(
-            Against(x="comparison", lines="counted"),
-            Against(x="comparison", lines="counted", metric="state"),
-        ),
-        scales={
-            "smoke": Scale(changes={"quick": True}),
-            "cpu": Scale(),
-            "paper": Scale(),
-        },
-        claims=tuple(
-            _claim(what, column, value, where)
-            for what, operations, space, where in _CLAIMS
-            for column, value in (("operations", operations), ("state", space))
-        ),
+STUDIES = Study(
+    name="cost",
+    title="Operations and space of one head, GTrXL's by AGaLiTe's",
+    paper="Section 5, in the text of each experiment; Table 1",
+    note="Counted line by line from the algorithms, with the state folded (ours), and as XLA "
+    "counts them in the compiled program of one streaming step.",
+    work=Measurement("agalite.studies.measurements:cost"),
+    factors=(Factor("head", {"one": {}}),),
+    metrics=(
+        Metric(column="operations", name="operations, GTrXL / AGaLiTe", exact=True),
+        Metric(column="state", name="space, GTrXL / AGaLiTe", exact=True),
     ),
-)  # fmt: skip
+    figures=(
+        Against(x="comparison", lines="counted"),
+        Against(x="comparison", lines="counted", metric="state"),
+    ),
+    scales={
+        "smoke": Scale(changes={"quick": True}),
+        "cpu": Scale(),
+        "paper": Scale(),
+    },
+    claims=tuple(
+        _claim(what, column, value, where)
+        for what, operations, space, where in _CLAIMS
+        for column, value in (("operations", operations), ("state", space))
+    ),
+)

@@ -15,18 +15,30 @@ from agalite.studies.declaration import (
     over,
 )
 
-_RETURN = Metric(column="charts/episodic_return", name="episodic return, last 1M steps",
-                 last=1_000_000)  # fmt: skip
+_RETURN = Metric(
+    column="charts/episodic_return", name="episodic return, last 1M steps", last=1_000_000
+)
 # The smaller game: the larger one takes a minute to compile.
 _SMOKE = {
-    "env": "craftax-classic-symbolic", "steps": 512, "environments": 2, "rollout": 16,
-    "agent.epochs": 1, "agent.minibatches": 1, "hidden": 16, "env_options.max_steps": 32,
-    "log_every": 128, "checkpoint_every": 512,
-}  # fmt: skip
+    "env": "craftax-classic-symbolic",
+    "total_timesteps": 512,
+    "num_envs": 2,
+    "num_steps": 16,
+    "agent.update_epochs": 1,
+    "agent.num_minibatches": 1,
+    "hidden_size": 16,
+    "env_options.max_steps": 32,
+    "log_every": 128,
+    "checkpoint_every": 512,
+}
 _CPU = {
-    "environments": 64, "rollout": 64, "steps": 1_000_000, "log_every": 20_000,
-    "checkpoint_every": 100_000, "keep": 1,
-}  # fmt: skip
+    "num_envs": 64,
+    "num_steps": 64,
+    "total_timesteps": 1_000_000,
+    "log_every": 20_000,
+    "checkpoint_every": 100_000,
+    "keep_checkpoints": 1,
+}
 _PPO_RNN = 0.153 * 226  # what its authors report after 1B steps, of a highest return of 226
 
 STUDIES = (
@@ -40,19 +52,28 @@ STUDIES = (
         metrics=(_RETURN,),
         figures=(
             Curves(lines="agent", bins=100),
-            Curves(lines="agent", columns="charts/Achievements/*", title="achievements, percent of "
-                   "episodes"),
+            Curves(
+                lines="agent",
+                columns="charts/Achievements/*",
+                title="achievements, percent of episodes",
+            ),
         ),
         bands="95% interval",
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE, factors=(agents("agalite-8"),),
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
+                factors=(agents("agalite-8"),),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes=_CPU, factors=(agents("gtrxl-64", "agalite-8"),),
+                seeds=2,
+                size="small",
+                changes=_CPU,
+                factors=(agents("gtrxl-64", "agalite-8"),),
                 note="1M steps of 64 environments instead of 1B of 1024; small models.",
             ),
-            "paper": Scale(seeds=15, together=1, changes={"steps": 1_000_000_000}),
+            "paper": Scale(seeds=15, together=1, changes={"total_timesteps": 1_000_000_000}),
         },
         claims=(
             Claim(
@@ -80,30 +101,34 @@ STUDIES = (
         factors=(
             agents("gtrxl-128", "agalite-8"),
             over("learning_rate", "agent.learning_rate", (2e-4, 3e-4, 4e-4)),
-            over("entropy", "agent.entropy", (0.0, 1e-2, 1e-3)),
+            over("ent_coef", "agent.ent_coef", (0.0, 1e-2, 1e-3)),
         ),
         metrics=(_RETURN,),
         selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
                 factors=(
                     agents("agalite-8"),
                     over("learning_rate", "agent.learning_rate", (3e-4,)),
-                    over("entropy", "agent.entropy", (1e-3,)),
+                    over("ent_coef", "agent.ent_coef", (1e-3,)),
                 ),
             ),
             "cpu": Scale(
-                seeds=1, size="small", changes={**_CPU, "steps": 300_000},
+                seeds=1,
+                size="small",
+                changes={**_CPU, "total_timesteps": 300_000},
                 factors=(
                     agents("gtrxl-64", "agalite-8"),
                     over("learning_rate", "agent.learning_rate", (3e-4, 1e-3)),
-                    over("entropy", "agent.entropy", (1e-2, 1e-3)),
+                    over("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
                 note="300K steps of 64 environments instead of 100M of 1024; small models.",
             ),
-            "paper": Scale(seeds=5, together=1, changes={"steps": 100_000_000}),
+            "paper": Scale(seeds=5, together=1, changes={"total_timesteps": 100_000_000}),
         },
     ),
-)  # fmt: skip
+)

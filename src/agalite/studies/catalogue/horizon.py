@@ -14,56 +14,62 @@ from agalite.studies.declaration import (
     Training,
 )
 
-_HORIZON = Factor("horizon", {
-    "none": {"memory_options.horizon": None}, "spread": {"memory_options.horizon": SPREAD},
-})  # fmt: skip
+_HORIZON = Factor(
+    "horizon",
+    {"none": {"memory_options.horizon": None}, "spread": {"memory_options.horizon": SPREAD}},
+)
 
-STUDIES = (
-    Study(
-        name="horizon",
-        title="Where the gates start (none against spread), all gated models, in T-Maze",
-        paper="ours",
-        work=Training(preset="paper"),
-        base={"env": "tmaze"},
-        factors=(agents(*GATED), _HORIZON, tmaze.corridor(120)),
-        metrics=(
-            Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),
+STUDIES = Study(
+    name="horizon",
+    title="Where the gates start (none against spread), all gated models, in T-Maze",
+    paper="ours",
+    work=Training(preset="paper"),
+    base={"env": "tmaze"},
+    factors=(agents(*GATED), _HORIZON, tmaze.corridor(120)),
+    metrics=(Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),),
+    figures=(
+        Against(x="horizon", lines="agent", panels="corridor"),
+        Curves(lines="horizon", panels="agent"),
+    ),
+    scales={
+        "smoke": Scale(
+            seeds=1,
+            size="tiny",
+            changes=tmaze.SMOKE,
+            factors=(
+                agents("lstm"),
+                tmaze.corridor(4),
+                Factor("horizon", {"spread": _HORIZON.levels["spread"]}),
+            ),
         ),
-        figures=(
-            Against(x="horizon", lines="agent", panels="corridor"),
-            Curves(lines="horizon", panels="agent"),
+        "cpu": Scale(
+            seeds=4,
+            size="small",
+            changes={**tmaze.CPU, "total_timesteps": 600_000},
+            factors=(tmaze.corridor(40),),
+            note="A corridor of 40 instead of 120, small models.",
         ),
-        scales={
-            "smoke": Scale(
-                seeds=1, size="tiny", changes=tmaze.SMOKE,
-                factors=(
-                    agents("lstm"), tmaze.corridor(4),
-                    Factor("horizon", {"spread": _HORIZON.levels["spread"]}),
-                ),
-            ),
-            "cpu": Scale(
-                seeds=4, size="small", changes={**tmaze.CPU, "steps": 600_000},
-                factors=(tmaze.corridor(40),),
-                note="A corridor of 40 instead of 120, small models.",
-            ),
-            "paper": Scale(
-                seeds=50, together=10, changes={"steps": 5_000_000, "agent.learning_rate": 3e-4},
-            ),
-        },
-        claims=(
-            *(
-                Claim(
-                    says=f"(ours) Spread time constants are the difference between chance and "
-                         f"success: {agent}.",
-                    where="findings, section 8",
-                    tests=(
-                        Better(a={"agent": agent, "horizon": "spread"},
-                               b={"agent": agent, "horizon": "none"}),
+        "paper": Scale(
+            seeds=50,
+            together=10,
+            changes={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
+        ),
+    },
+    claims=(
+        *(
+            Claim(
+                says=f"(ours) Spread time constants are the difference between chance and "
+                f"success: {agent}.",
+                where="findings, section 8",
+                tests=(
+                    Better(
+                        a={"agent": agent, "horizon": "spread"},
+                        b={"agent": agent, "horizon": "none"},
                     ),
-                    scales=("paper", "cpu"),
-                )
-                for agent in GATED
-            ),
+                ),
+                scales=("paper", "cpu"),
+            )
+            for agent in GATED
         ),
     ),
-)  # fmt: skip
+)

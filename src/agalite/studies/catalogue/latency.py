@@ -26,39 +26,53 @@ STUDIES = (
         title="Latency of one element of a stream, against GTrXL's context",
         paper="Appendix K",
         note=_NOTE,
-        work=Measurement("agalite.studies.speed:latency"),
+        work=Measurement("agalite.studies.measurements:latency"),
         factors=(Factor("part", {"stream": {"part": "stream"}}),),
         base={"seconds": 2.0},
         metrics=(_MS,),
         figures=(Against(x="context", lines="model", log=True),),
         scales={
-            "smoke": Scale(seeds=3, changes={
-                "quick": True, "seconds": 0.05, "models": ("agalite(4,1)", "gtrxl-128"),
-            }),
+            "smoke": Scale(
+                seeds=3,
+                changes={
+                    "quick": True,
+                    "seconds": 0.05,
+                    "models": ("agalite(4,1)", "gtrxl-128"),
+                },
+            ),
             "cpu": Scale(seeds=100),
             "paper": Scale(seeds=100, changes={"seconds": 60.0}),
         },
         claims=(
             Claim(
                 says="The gap between GTrXL and AGaLiTe increases dramatically with increasing "
-                     "context length.",
+                "context length.",
                 where="Appendix K",
                 tests=(
-                    Ratio(a={"model": "gtrxl", "context": "2048"},
-                          b={"model": "gtrxl", "context": "128"}, low=2.0, high=float("inf")),
-                    Ratio(a={"model": "gtrxl", "context": "2048"},
-                          b={"model": "agalite(4,1)", "context": "2048"}, low=2.0,
-                          high=float("inf")),
+                    Ratio(
+                        a={"model": "gtrxl", "context": "2048"},
+                        b={"model": "gtrxl", "context": "128"},
+                        low=2.0,
+                        high=float("inf"),
+                    ),
+                    Ratio(
+                        a={"model": "gtrxl", "context": "2048"},
+                        b={"model": "agalite(4,1)", "context": "2048"},
+                        low=2.0,
+                        high=float("inf"),
+                    ),
                 ),
                 scales=_ALWAYS,
             ),
             Claim(
                 says="(ours) It stays so with keys and values kept between steps, which the paper "
-                     "does not measure.",
+                "does not measure.",
                 where="docs/performance.md",
                 tests=(
-                    Better(a={"model": "agalite(4,1)", "context": "2048"},
-                           b={"model": "gtrxl, cached", "context": "2048"}),
+                    Better(
+                        a={"model": "agalite(4,1)", "context": "2048"},
+                        b={"model": "gtrxl, cached", "context": "2048"},
+                    ),
                 ),
                 scales=_ALWAYS,
             ),
@@ -69,30 +83,38 @@ STUDIES = (
         title="Latency of a whole sequence, against its length",
         paper="Appendix K",
         note=_NOTE,
-        work=Measurement("agalite.studies.speed:latency"),
+        work=Measurement("agalite.studies.measurements:latency"),
         factors=(Factor("part", {"sequence": {"part": "sequence"}}),),
         base={"seconds": 2.0},
         metrics=(_MS,),
         figures=(Against(x="length", lines="model", log=True),),
         scales={
-            "smoke": Scale(seeds=3, changes={
-                "quick": True, "seconds": 0.05, "models": ("agalite(4,1)",),
-            }),
+            "smoke": Scale(
+                seeds=3,
+                changes={
+                    "quick": True,
+                    "seconds": 0.05,
+                    "models": ("agalite(4,1)",),
+                },
+            ),
             "cpu": Scale(seeds=100),
             "paper": Scale(seeds=100, changes={"seconds": 60.0}),
         },
         claims=(
             Claim(
                 says="The gap between GTrXL and AGaLiTe increases dramatically with increasing "
-                     "sequence length.",
+                "sequence length.",
                 where="Appendix K",
                 tests=(
-                    Ratio(a={"model": "gtrxl-512, cached", "length": "4096"},
-                          b={"model": "agalite(4,1)", "length": "4096"}, low=1.0,
-                          high=float("inf")),
+                    Ratio(
+                        a={"model": "gtrxl-512, cached", "length": "4096"},
+                        b={"model": "agalite(4,1)", "length": "4096"},
+                        low=1.0,
+                        high=float("inf"),
+                    ),
                 ),
                 scales=_ALWAYS,
             ),
         ),
     ),
-)  # fmt: skip
+)

@@ -14,11 +14,25 @@ from agalite.studies.declaration import (
 
 _ACCURACY = Metric(column="summary:test_accuracy", name="test accuracy")
 _SMOKE = {
-    "steps": 1536, "rows": 2, "row_length": 64, "max_length": 30, "embedding": 16, "hidden": 16,
-    "train_examples": 200, "validation_examples": 40, "test_examples": 40, "log_every": 512,
-    "evaluate_every": 768, "checkpoint_every": 1536,
-}  # fmt: skip
-_CPU = {"steps": 4_000_000, "evaluate_every": 500_000, "log_every": 100_000, "keep": 1}
+    "total_timesteps": 1536,
+    "rows": 2,
+    "row_length": 64,
+    "max_length": 30,
+    "embedding": 16,
+    "hidden_size": 16,
+    "train_examples": 200,
+    "validation_examples": 40,
+    "test_examples": 40,
+    "log_every": 512,
+    "evaluate_every": 768,
+    "checkpoint_every": 1536,
+}
+_CPU = {
+    "total_timesteps": 4_000_000,
+    "evaluate_every": 500_000,
+    "log_every": 100_000,
+    "keep_checkpoints": 1,
+}
 
 
 def _study(task: str, smoke: dict, score: float, error: float, others: dict[str, float]) -> Study:
@@ -27,19 +41,25 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
         title=f"Long Range Arena: {task}",
         paper="Appendix D",
         note="A step is one token. The paper quotes its baselines, of larger models, from Tay et "
-             "al. (2021); here all models are trained alike.",
+        "al. (2021); here all models are trained alike.",
         work=Supervised(preset="paper"),
         base={"task": task},
         factors=(agents("linear", "transformer", "agalite-8"),),
         metrics=(_ACCURACY,),
         figures=(
-            Curves(lines="agent", columns="charts/validation_accuracy",
-                   title="validation accuracy while training"),
+            Curves(
+                lines="agent",
+                columns="charts/validation_accuracy",
+                title="validation accuracy while training",
+            ),
         ),
         scales={
             "smoke": Scale(seeds=1, size="tiny", changes=smoke, factors=(agents("agalite-8"),)),
             "cpu": Scale(
-                seeds=2, size="small", changes=_CPU, factors=(agents("linear", "agalite-8"),),
+                seeds=2,
+                size="small",
+                changes=_CPU,
+                factors=(agents("linear", "agalite-8"),),
                 note="4M tokens instead of 40M, small models, no softmax transformer.",
             ),
             "paper": Scale(seeds=10, together=1),
@@ -49,14 +69,15 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
                 says=f"AGaLiTe scores {100 * score:.2f} +- {100 * error:.2f}% over 10 seeds.",
                 where="Appendix D, table",
                 tests=(
-                    Between(a={"agent": "agalite-8"}, low=score - 2 * error,
-                            high=score + 2 * error),
+                    Between(
+                        a={"agent": "agalite-8"}, low=score - 2 * error, high=score + 2 * error
+                    ),
                 ),
             ),
             *(
                 Claim(
                     says=f"AGaLiTe outperforms the {agent} ({100 * value:.2f}%, as reported by "
-                         "Tay et al., 2021).",
+                    "Tay et al., 2021).",
                     where="Appendix D, table",
                     tests=(
                         Between(a={"agent": "agalite-8"}, low=value, high=1.0),
@@ -66,13 +87,16 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
                 for agent, value in others.items()
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 STUDIES = (
     _study(
-        "listops", {**_SMOKE, "min_length": 3}, 0.3933, 0.0034,
+        "listops",
+        {**_SMOKE, "min_length": 3},
+        0.3933,
+        0.0034,
         {"linear": 0.1613, "transformer": 0.3637},
     ),
     _study("text", _SMOKE, 0.7983, 0.013, {"linear": 0.659, "transformer": 0.6427}),
-)  # fmt: skip
+)

@@ -15,18 +15,34 @@ from agalite.studies.declaration import (
     over,
 )
 
-_RETURN = Metric(column="charts/episodic_return", name="episodic return, last 1M steps",
-                 last=1_000_000)  # fmt: skip
+_RETURN = Metric(
+    column="charts/episodic_return", name="episodic return, last 1M steps", last=1_000_000
+)
 _SMOKE = {
-    "steps": 192, "workers": 1, "envs_per_worker": 2, "rollout": 16, "sequence": 16, "batch": 32,
-    "hidden": 16, "encoder": "atari", "env_options.max_steps": 24,
-    "log_every": 64, "checkpoint_every": 128,
-}  # fmt: skip
+    "total_timesteps": 192,
+    "num_workers": 1,
+    "envs_per_worker": 2,
+    "num_steps": 16,
+    "seq_len": 16,
+    "batch_size": 32,
+    "hidden_size": 16,
+    "encoder": "atari",
+    "env_options.max_steps": 24,
+    "log_every": 64,
+    "checkpoint_every": 128,
+}
 # Two cores make about a hundred frames a second.
 _CPU = {
-    "steps": 250_000, "workers": 8, "envs_per_worker": 1, "rollout": 100, "batch": 800,
-    "hidden": 128, "log_every": 4_000, "checkpoint_every": 20_000, "keep": 1,
-}  # fmt: skip
+    "total_timesteps": 250_000,
+    "num_workers": 8,
+    "envs_per_worker": 1,
+    "num_steps": 100,
+    "batch_size": 800,
+    "hidden_size": 128,
+    "log_every": 4_000,
+    "checkpoint_every": 20_000,
+    "keep_checkpoints": 1,
+}
 _NOTE = (
     "The environments are simulated on the host: every seed is a run of its own, and after a kill "
     "it is what was learned that goes on, not the episodes."
@@ -58,23 +74,31 @@ STUDIES = (
         figures=(Curves(lines="agent", panels="maze", bins=100),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE, factors=(_agents("agalite"), _mazes(9)),
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
+                factors=(_agents("agalite"), _mazes(9)),
             ),
             "cpu": Scale(
-                seeds=1, size="small", changes=_CPU,
+                seeds=1,
+                size="small",
+                changes=_CPU,
                 factors=(_agents("gtrxl-64", "agalite"), _mazes(9, 11)),
                 note="The two smaller mazes, 250K steps instead of 100M, small models, a window "
-                     "of 64 for GTrXL.",
+                "of 64 for GTrXL.",
             ),
-            "paper": Scale(seeds=3, changes={"steps": 100_000_000}),
+            "paper": Scale(seeds=3, changes={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
                 says="The asymptotic performance of the agents is similar in 15x15.",
                 where="Section 5, Memory Maze",
                 tests=(
-                    Alike(a={"agent": "agalite", "maze": "15x15"},
-                          b={"agent": "gtrxl-256", "maze": "15x15"}, within=5.0),
+                    Alike(
+                        a={"agent": "agalite", "maze": "15x15"},
+                        b={"agent": "gtrxl-256", "maze": "15x15"},
+                        within=5.0,
+                    ),
                 ),
             ),
             Claim(
@@ -94,14 +118,19 @@ STUDIES = (
         figures=(Curves(lines="agent", bins=100),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE, factors=(_agents("gtrxl-16"), _mazes(9)),
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
+                factors=(_agents("gtrxl-16"), _mazes(9)),
             ),
             "cpu": Scale(
-                seeds=1, size="small", changes=_CPU,
+                seeds=1,
+                size="small",
+                changes=_CPU,
                 factors=(_agents("gtrxl-16", "gtrxl-64", "agalite"), _mazes(9)),
                 note="In 9x9, with memories of 16 and 64, 250K steps, small models.",
             ),
-            "paper": Scale(seeds=3, changes={"steps": 100_000_000}),
+            "paper": Scale(seeds=3, changes={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -125,32 +154,39 @@ STUDIES = (
         note=_NOTE,
         work=Training(preset="paper"),
         factors=(
-            _agents("gtrxl-256", "agalite"), _mazes(11),
+            _agents("gtrxl-256", "agalite"),
+            _mazes(11),
             over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
-            over("entropy", "agent.entropy", (3e-2, 3e-3, 3e-4)),
+            over("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4)),
         ),
         metrics=(_RETURN,),
         selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=_SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=_SMOKE,
                 factors=(
-                    _agents("agalite"), _mazes(9),
+                    _agents("agalite"),
+                    _mazes(9),
                     over("learning_rate", "agent.learning_rate", (2.5e-4,)),
-                    over("entropy", "agent.entropy", (3e-3,)),
+                    over("ent_coef", "agent.ent_coef", (3e-3,)),
                 ),
             ),
             "cpu": Scale(
-                seeds=1, size="small", changes={**_CPU, "steps": 100_000},
+                seeds=1,
+                size="small",
+                changes={**_CPU, "total_timesteps": 100_000},
                 factors=(
-                    _agents("gtrxl-64", "agalite"), _mazes(9),
+                    _agents("gtrxl-64", "agalite"),
+                    _mazes(9),
                     over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
-                    over("entropy", "agent.entropy", (3e-2, 3e-3)),
+                    over("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
                 ),
                 note="In 9x9, 100K steps instead of 15M, small models.",
             ),
-            "paper": Scale(seeds=3, changes={"steps": 15_000_000}),
+            "paper": Scale(seeds=3, changes={"total_timesteps": 15_000_000}),
         },
     ),
-)  # fmt: skip
+)

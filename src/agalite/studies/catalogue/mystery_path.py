@@ -21,19 +21,32 @@ _METRICS = (
     Metric(column="charts/episodic_return", name="episodic return", last=1_000_000),
 )
 SMOKE = {
-    "steps": 512, "environments": 2, "rollout": 16, "agent.epochs": 1, "agent.minibatches": 1,
-    "hidden": 16, "env_options.max_steps": 16, "log_every": 128, "checkpoint_every": 512,
-}  # fmt: skip
+    "total_timesteps": 512,
+    "num_envs": 2,
+    "num_steps": 16,
+    "agent.update_epochs": 1,
+    "agent.num_minibatches": 1,
+    "hidden_size": 16,
+    "env_options.max_steps": 16,
+    "log_every": 128,
+    "checkpoint_every": 512,
+}
 CPU = {
-    "environments": 32, "rollout": 128, "steps": 400_000, "log_every": 8_000,
-    "checkpoint_every": 40_000, "keep": 1,
-}  # fmt: skip
+    "num_envs": 32,
+    "num_steps": 128,
+    "total_timesteps": 400_000,
+    "log_every": 8_000,
+    "checkpoint_every": 40_000,
+    "keep_checkpoints": 1,
+}
 _WHERE = "Section 5, Mystery Path"
 
 
 def _study(name: str, title: str, seeds: int) -> Study:
     return Study(
-        name=name, title=title, paper="Section 5, figure on Mystery Path; Appendix G.3",
+        name=name,
+        title=title,
+        paper="Section 5, figure on Mystery Path; Appendix G.3",
         work=Training(preset="paper"),
         base={"env": name},
         factors=(agents(*_AGENTS),),
@@ -42,15 +55,19 @@ def _study(name: str, title: str, seeds: int) -> Study:
         bands="95% interval",
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=SMOKE,
                 factors=(agents("gtrxl-8" if name.endswith("grid") else "agalite"),),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes=CPU,
+                seeds=2,
+                size="small",
+                changes=CPU,
                 factors=(agents("gtrxl-32", "gtrxl-128", "agalite", "agalite-8"),),
                 note="400K steps of 32 environments instead of 100M of 128; small models.",
             ),
-            "paper": Scale(seeds=seeds, together=5, changes={"steps": 100_000_000}),
+            "paper": Scale(seeds=seeds, together=5, changes={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -66,12 +83,10 @@ def _study(name: str, title: str, seeds: int) -> Study:
             Claim(
                 says="Reducing the memory size of GTrXL drastically impacts its performance.",
                 where=_WHERE,
-                tests=(
-                    Better(a={"agent": "gtrxl-128"}, b={"agent": "gtrxl-32"}, margin=0.1),
-                ),
+                tests=(Better(a={"agent": "gtrxl-128"}, b={"agent": "gtrxl-32"}, margin=0.1),),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 STUDIES = (
@@ -86,31 +101,35 @@ STUDIES = (
         factors=(
             agents(*_AGENTS),
             over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
-            over("entropy", "agent.entropy", (3e-2, 3e-3, 3e-4, 3e-5)),
+            over("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4, 3e-5)),
         ),
         # The paper chooses by reward here.
         metrics=_METRICS[::-1],
         selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=SMOKE,
                 factors=(
                     agents("agalite"),
                     over("learning_rate", "agent.learning_rate", (2.5e-4,)),
-                    over("entropy", "agent.entropy", (3e-3,)),
+                    over("ent_coef", "agent.ent_coef", (3e-3,)),
                 ),
             ),
             "cpu": Scale(
-                seeds=1, size="small", changes={**CPU, "steps": 200_000},
+                seeds=1,
+                size="small",
+                changes={**CPU, "total_timesteps": 200_000},
                 factors=(
                     agents("gtrxl-128", "agalite"),
                     over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
-                    over("entropy", "agent.entropy", (3e-2, 3e-3)),
+                    over("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
                 ),
                 note="200K steps of 32 environments instead of 60M of 128; small models.",
             ),
-            "paper": Scale(seeds=3, changes={"steps": 60_000_000}),
+            "paper": Scale(seeds=3, changes={"total_timesteps": 60_000_000}),
         },
     ),
-)  # fmt: skip
+)

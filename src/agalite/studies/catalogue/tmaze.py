@@ -21,13 +21,22 @@ _LENGTHS = (120, 140, 160, 180, 200)
 _LONG = tuple(str(n) for n in _LENGTHS[1:])
 _SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
 SMOKE = {
-    "steps": 2048, "environments": 4, "rollout": 32, "log_every": 512, "checkpoint_every": 2048,
-}  # fmt: skip
+    "total_timesteps": 2048,
+    "num_envs": 4,
+    "num_steps": 32,
+    "log_every": 512,
+    "checkpoint_every": 2048,
+}
 # The settings that were found to learn short corridors quickly on two cores (docs/training.md).
 CPU = {
-    "environments": 32, "rollout": 64, "agent.learning_rate": 1e-3, "agent.entropy": 1e-2,
-    "log_every": 10_000, "checkpoint_every": 100_000, "keep": 1,
-}  # fmt: skip
+    "num_envs": 32,
+    "num_steps": 64,
+    "agent.learning_rate": 1e-3,
+    "agent.ent_coef": 1e-2,
+    "log_every": 10_000,
+    "checkpoint_every": 100_000,
+    "keep_checkpoints": 1,
+}
 
 
 def corridor(*lengths: int):
@@ -52,28 +61,38 @@ STUDIES = (
         ),
         scales={
             "smoke": Scale(
-                seeds=2, size="tiny", changes=SMOKE,
+                seeds=2,
+                size="tiny",
+                changes=SMOKE,
                 factors=(agents("gru", "agalite"), corridor(4)),
             ),
             "cpu": Scale(
-                seeds=4, size="small", changes={**CPU, "steps": 600_000},
+                seeds=4,
+                size="small",
+                changes={**CPU, "total_timesteps": 600_000},
                 factors=(
-                    agents("lstm", "gru", "gtrxl-16", "gtrxl-64", "linear", "galite", "agalite",
-                           spread=True),
+                    agents(
+                        "lstm",
+                        "gru",
+                        "gtrxl-16",
+                        "gtrxl-64",
+                        "linear",
+                        "galite",
+                        "agalite",
+                        spread=True,
+                    ),
                     corridor(20, 40),
                 ),
                 note="Corridors of 20 and 40 instead of 120 to 200, windows of GTrXL shorter and "
-                     "longer than they are; small models; gates that start with long memories.",
+                "longer than they are; small models; gates that start with long memories.",
             ),
-            "paper": Scale(seeds=50, together=10, changes={"steps": 5_000_000}),
+            "paper": Scale(seeds=50, together=10, changes={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
                 says="GTrXL-128 fails for corridor lengths greater than 120.",
                 where="Section 5, Diagnostic MDP",
-                tests=(
-                    Between(a={"agent": "gtrxl-128", "corridor": _LONG}, low=0.35, high=0.65),
-                ),
+                tests=(Between(a={"agent": "gtrxl-128", "corridor": _LONG}, low=0.35, high=0.65),),
             ),
             Claim(
                 says="A GTrXL whose window is shorter than the corridor fails (chance is 0.5).",
@@ -88,7 +107,7 @@ STUDIES = (
             ),
             Claim(
                 says="GaLiTe and AGaLiTe match the performance of GTrXL-256 without having the "
-                     "whole episode as input.",
+                "whole episode as input.",
                 where="Section 5, Diagnostic MDP",
                 tests=(
                     Alike(a={"agent": "galite"}, b={"agent": "gtrxl-256"}, within=0.1),
@@ -112,13 +131,16 @@ STUDIES = (
             ),
             Claim(
                 says="The performance of GRU and linear transformer drops in the longest "
-                     "corridors.",
+                "corridors.",
                 where="Section 5, Diagnostic MDP",
                 tests=(
-                    Better(a={"agent": "gru", "corridor": "120"},
-                           b={"agent": "gru", "corridor": "200"}),
-                    Better(a={"agent": "linear", "corridor": "120"},
-                           b={"agent": "linear", "corridor": "200"}),
+                    Better(
+                        a={"agent": "gru", "corridor": "120"}, b={"agent": "gru", "corridor": "200"}
+                    ),
+                    Better(
+                        a={"agent": "linear", "corridor": "120"},
+                        b={"agent": "linear", "corridor": "200"},
+                    ),
                 ),
             ),
         ),
@@ -130,34 +152,40 @@ STUDIES = (
         work=Training(preset="paper"),
         base={"env": "tmaze"},
         factors=(
-            agents(*_AGENTS), corridor(*_LENGTHS),
+            agents(*_AGENTS),
+            corridor(*_LENGTHS),
             over("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
-            over("entropy", "agent.entropy", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
+            over("ent_coef", "agent.ent_coef", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
         ),
         metrics=(_SUCCESS,),
         selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="entropy", panels="agent"),),
+        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
-                seeds=1, size="tiny", changes=SMOKE,
+                seeds=1,
+                size="tiny",
+                changes=SMOKE,
                 factors=(
-                    agents("agalite"), corridor(4),
+                    agents("agalite"),
+                    corridor(4),
                     over("learning_rate", "agent.learning_rate", (1e-3, 1e-4)),
-                    over("entropy", "agent.entropy", (1e-2,)),
+                    over("ent_coef", "agent.ent_coef", (1e-2,)),
                 ),
             ),
             "cpu": Scale(
-                seeds=2, size="small", changes={**CPU, "steps": 300_000},
+                seeds=2,
+                size="small",
+                changes={**CPU, "total_timesteps": 300_000},
                 factors=(
                     agents("gru", "gtrxl-64", "linear", "galite", "agalite", spread=True),
                     corridor(20),
                     over("learning_rate", "agent.learning_rate", (1e-3, 3e-4)),
-                    over("entropy", "agent.entropy", (1e-2, 1e-3)),
+                    over("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
                 note="One corridor of 20, four settings of each agent, small models.",
             ),
-            "paper": Scale(seeds=5, changes={"steps": 5_000_000}),
+            "paper": Scale(seeds=5, changes={"total_timesteps": 5_000_000}),
         },
         claims=(),
     ),
-)  # fmt: skip
+)

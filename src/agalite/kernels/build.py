@@ -1,0 +1,150 @@
+"""From C sources to functions that XLA can call: find a compiler, build once, keep the result.
+
+The library is built on first use, for this very processor, and kept in the user's cache folder
+under a name that says what it was built from: another source, compiler or processor gets another
+file.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+
+SOURCES = Path(__file__).parent
+HANDLERS = (
+    "product",
+    "agalite_forward",
+    "agalite_backward",
+    "galite_forward",
+    "galite_backward",
+    "stack",
+)
+# No -ffast-math: it lets compilers assume that there are no infinities, and when it is linked some
+# of them switch denormals off for the whole process.
+_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-pthread",
+)
+_SECONDS = 120
+
+
+class Unavailable(RuntimeError):
+    """Why there are no kernels here; the message is a sentence."""
+
+
+def compilers() -> list[list[str]]:
+    """Commands that compile C, best first: the user's, the system's, the one from PyPI."""
+    found = [os.environ["CC"].split()] if os.environ.get("CC") else []
+    found += [[path] for name in ("gcc", "clang", "cc") if (path := shutil.which(name))]
+    if find_spec("ziglang") is not None:
+        found.append([sys.executable, "-m", "ziglang", "cc"])
+    return found
+
+
+def load(folder: Path | None = None) -> ctypes.CDLL:
+    """The library, from `folder` (the user's cache) if it has been built before."""
+    if sys.platform == "win32":
+        raise Unavailable("the kernels are written for Linux and macOS")
+    commands = compilers()
+    if not commands:
+        raise Unavailable("there is no C compiler (gcc, clang, or: pip install 'agalite[native]')")
+    folder = cache_folder() if folder is None else folder
+    complaints = []
+    for command in commands:
+        try:
+            return _opened(_found(command, folder) or _built(command, folder))
+        except (OSError, subprocess.SubprocessError, Unavailable) as error:
+            complaints.append(f"{' '.join(command)}: {error}")
+    raise Unavailable("no C compiler could build them: " + "; ".join(complaints))
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in HANDLERS:
+        if not hasattr(library, f"agalite_{name}"):
+            raise Unavailable(f"{path} has no agalite_{name}")
+    return library
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "agalite" / "native"
+
+
+def _fingerprint(command: list[str]) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + source.read_bytes())
+    digest.update(repr((command, _FLAGS, jax.__version__, _processor())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    """What -march=native looks at: a cache folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _found(command: list[str], folder: Path) -> Path | None:
+    """What was built before, if it is whole: loading a damaged file would end the process."""
+    for path in folder.glob(f"kernels-{_fingerprint(command)}-*.so"):
+        if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
+            return path
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _built(command: list[str], folder: Path) -> Path:
+    """Compiled under a name of its own and renamed once it is whole: others may be at it too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
+    except OSError:  # nothing can be kept: build for this process alone
+        folder = Path(tempfile.mkdtemp(prefix="agalite-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
+    os.close(handle)
+    try:
+        _compile(command, name)
+        _opened(Path(name))  # a compiler that did nothing is found out here
+        content = Path(name).read_bytes()
+        path = folder / f"kernels-{_fingerprint(command)}-{_digest(content)}.so"
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return path
+
+
+def _compile(command: list[str], name: str) -> None:
+    line = [*command, *_FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCES / "kernels.c"), "-lm"]
+    done = subprocess.run(
+        [*line, "-o", name], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line]
+        raise Unavailable(said[0] if said else f"exit code {done.returncode}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]

@@ -1,0 +1,358 @@
+"""From an observation to the features a memory model reads: one observation at a time, or T.
+
+The memory models begin with a dense layer and ReLU of their own (their embedding).
+"""
+
+import abc
+import math
+from functools import partial
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from agalite import validation
+from agalite.memory.layers import Dense
+from agalite.ops.activations import relu
+from agalite.ops.recurrence import on_accelerator
+
+# --- Convolutions and pooling of one image (x, y, channel), fast on a CPU in forward and backward -
+
+Padding = Literal["VALID", "SAME"]
+
+
+class Convolution(eqx.Module):
+    """(X, Y, C), scaled, -> (x, y, out). The kernel is a multiple of the stride.
+
+    The weight's inputs are in the order (kernel / stride, kernel / stride, stride, stride, C).
+    """
+
+    dense: Dense
+    kernel: int = eqx.field(static=True)
+    stride: int = eqx.field(static=True)
+    padding: Padding = eqx.field(static=True)
+    scale: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        channels: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: Padding = "VALID",
+        *,
+        scale: float = 1.0,
+        key: PRNGKeyArray,
+    ) -> None:
+        self.dense = Dense(kernel * kernel * channels, [outputs], key=key)
+        self.kernel, self.stride, self.padding, self.scale = kernel, stride, padding, scale
+
+    def __call__(
+        self, image: Shaped[Array, "X Y C"], *, patches: bool | None = None
+    ) -> Float[Array, "x y out"]:
+        """`patches` chooses the way; None leaves it to the backend. Both give the same."""
+        if not (not on_accelerator() if patches is None else patches):
+            return self._direct(image)
+        # The patches are several times the image: made again for the gradient, never kept.
+        return jax.checkpoint(lambda dense, image: dense(self._patches(image)))(self.dense, image)
+
+    def _patches(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y inputs"]:
+        image = image.astype(self.dense.weight.dtype) * self.scale
+        if self.padding == "SAME":
+            before = (self.kernel - 1) // 2
+            image = jnp.pad(image, [(before, self.kernel - 1 - before)] * 2 + [(0, 0)])
+        image = _gather_stride(image, self.stride)
+        size = self.kernel // self.stride
+        x, y = (n - size + 1 for n in image.shape[:2])
+        parts = [image[i : i + x, j : j + y] for i in range(size) for j in range(size)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def _direct(self, image: Array) -> Array:
+        weight, s = self.dense.weight, self.stride
+        size = self.kernel // s
+        weight = weight.reshape(-1, size, size, s, s, image.shape[-1]).transpose(1, 3, 2, 4, 5, 0)
+        out = jax.lax.conv_general_dilated(
+            image[None].astype(weight.dtype) * self.scale,
+            weight.reshape(self.kernel, self.kernel, image.shape[-1], -1),
+            (s, s),
+            self.padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return out[0] + self.dense.bias
+
+
+def _gather_stride(image: Float[Array, "X Y C"], stride: int) -> Float[Array, "x y c"]:
+    """Squares of stride x stride pixels become channels, so that the stride becomes 1."""
+    if stride == 1:
+        return image
+    x, y = (n // stride for n in image.shape[:2])
+    image = image[: x * stride, : y * stride].reshape(x, stride, y, -1)
+    return image.transpose(0, 2, 1, 3).reshape(x, y, -1)
+
+
+def max_pool(image: Float[Array, "X Y C"]) -> Float[Array, "x y C"]:
+    """The largest of every 3 x 3, at every second place: as many as half of X and Y, rounded up."""
+    # Maxima of slices, since the gradient of XLA's window maximum is slow on a CPU.
+    for axis in (0, 1):
+        image = _max_along(image, axis)
+    return image
+
+
+def _max_along(image: Array, axis: int) -> Array:
+    places = -(-image.shape[axis] // 2)
+    missing = 2 * places + 1 - image.shape[axis]
+    widths = [(0, 0)] * 3
+    widths[axis] = (missing // 2, missing - missing // 2)
+    padded = jnp.pad(image, widths, constant_values=-jnp.inf)
+    take = partial(jax.lax.slice_in_dim, padded, stride=2, axis=axis)
+    first, second, third = (take(i, i + 2 * places - 1) for i in range(3))
+    return jnp.maximum(jnp.maximum(first, second), third)
+
+
+WIDE = 1000  # numbers in a vector beyond which "auto" puts a dense layer of its own before memory
+_SMALLEST_IMAGE = 36  # what the Atari convolutions can make something of
+
+
+class Encoder(eqx.Module):
+    """`encoder(obs) -> (N,)`; `over_time` does T at once: (T, ...) -> (T, N)."""
+
+    shape: eqx.AbstractVar[tuple[int, ...]]
+    """Of an observation."""
+    output_size: eqx.AbstractVar[int]
+
+    def __call__(self, obs: Shaped[Array, "..."]) -> Float[Array, " N"]:
+        return self.over_time(jnp.asarray(obs)[None])[0]
+
+    def over_time(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        obs = jnp.asarray(obs)
+        validation.check_shape("obs", obs, ("T", *self.shape))
+        return self._encode(obs)
+
+    @abc.abstractmethod
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]: ...
+
+
+class VectorEncoder(Encoder):
+    """The numbers as they are, (...) -> (N,) float32; for a Discrete space of n, one-hot (n,)."""
+
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+    categories: bool = eqx.field(static=True)
+
+    def __init__(self, shape: tuple[int, ...], categories: int | None = None) -> None:
+        self.shape, self.categories = shape, categories is not None
+        self.output_size = math.prod(shape) if categories is None else categories
+
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        if self.categories:
+            return jax.nn.one_hot(obs, self.output_size)
+        return _flat(obs).astype(jnp.float32)
+
+
+class SymbolicEncoder(Encoder):
+    """A dense layer and ReLU: (...) -> (width,), as in the published code for Craftax."""
+
+    dense: Dense
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(self, shape: tuple[int, ...], *, width: int = 128, key: PRNGKeyArray) -> None:
+        validation.integer("width", width, minimum=1)
+        self.dense = Dense(math.prod(shape), [width], key=key)
+        self.shape, self.output_size = shape, width
+
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        return relu(self.dense(_flat(obs).astype(self.dense.weight.dtype)))
+
+
+class ImageEncoder(Encoder):
+    """What the two for images share: pictures one by one, then perhaps a dense layer and ReLU."""
+
+    dense: eqx.AbstractVar[Dense | None]
+
+    @abc.abstractmethod
+    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]: ...
+
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        # Step by step, all environments of a step together: what a convolution needs meanwhile then
+        # stays in the cache, a sixth of the memory and two thirds of the time of all at once.
+        once = obs.shape[0] == 1
+        features = self._picture(obs[0])[None] if once else jax.lax.map(self._picture, obs)
+        return features if self.dense is None else relu(self.dense(features))
+
+
+class AtariConv(ImageEncoder):
+    """Three convolutions, (X, Y, C) -> (N,): 3136 numbers for 84 x 84 pixels, 1024 for 64 x 64.
+
+    These are the memory's input, as in the published code for Mystery Path; with `width` there is
+    another dense layer and ReLU in between (512 in Mnih et al., 2015).
+    """
+
+    convolutions: tuple[Convolution, ...]
+    dense: Dense | None
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        scale: float = 1 / 255,
+        width: int | None = None,
+        key: PRNGKeyArray,
+    ) -> None:
+        _check_image(shape, _SMALLEST_IMAGE)
+        a, b, c, d = jax.random.split(key, 4)
+        self.shape = shape
+        self.convolutions = (
+            Convolution(shape[-1], 32, 8, 4, scale=scale, key=a),
+            Convolution(32, 64, 4, 2, key=b),
+            Convolution(64, 64, 3, 1, key=c),
+        )
+        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=d)
+
+    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
+        for convolution in self.convolutions:
+            image = relu(convolution(image))
+        return image.reshape(-1)
+
+
+class ResidualBlock(eqx.Module):
+    first: Convolution
+    second: Convolution
+
+    def __init__(self, channels: int, *, key: PRNGKeyArray) -> None:
+        a, b = jax.random.split(key)
+        self.first = Convolution(channels, channels, 3, padding="SAME", key=a)
+        self.second = Convolution(channels, channels, 3, padding="SAME", key=b)
+
+    def __call__(self, image: Float[Array, "X Y C"]) -> Float[Array, "X Y C"]:
+        return image + self.second(relu(self.first(relu(image))))
+
+
+class Stage(eqx.Module):
+    """(X, Y, C) -> (X / 2, Y / 2, channels)."""
+
+    convolution: Convolution
+    blocks: tuple[ResidualBlock, ...]
+
+    def __init__(
+        self, inputs: int, channels: int, *, scale: float = 1.0, key: PRNGKeyArray
+    ) -> None:
+        a, *rest = jax.random.split(key, 3)
+        self.convolution = Convolution(inputs, channels, 3, padding="SAME", scale=scale, key=a)
+        self.blocks = tuple(ResidualBlock(channels, key=k) for k in rest)
+
+    def __call__(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y c"]:
+        image = max_pool(self.convolution(image))
+        for block in self.blocks:
+            image = block(image)
+        return image
+
+
+class ImpalaResNet(ImageEncoder):
+    """IMPALA's residual network (Espeholt et al., 2018), (X, Y, C) -> (width,).
+
+    Stages of 16, 32 and 32 channels, two residual blocks each. The width is Sample Factory's, with
+    which the paper's Memory Maze agents were trained; IMPALA's own is 256.
+    """
+
+    stages: tuple[Stage, ...]
+    dense: Dense | None
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(
+        self, shape: tuple[int, ...], *, scale: float = 1 / 255, width: int = 512, key: PRNGKeyArray
+    ) -> None:
+        _check_image(shape, 8)
+        a, b, c, d = jax.random.split(key, 4)
+        self.shape = shape
+        self.stages = (
+            Stage(shape[-1], 16, scale=scale, key=a),
+            Stage(16, 32, key=b),
+            Stage(32, 32, key=c),
+        )
+        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=d)
+
+    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
+        for stage in self.stages:
+            # Made again for the gradient: kept, they would be 2 MB for an image of 64 x 64.
+            image = jax.checkpoint(lambda s, x: s(x))(stage, image)
+        return relu(image).reshape(-1)
+
+
+ENCODERS = ("auto", "atari", "impala", "symbolic", "vector")
+
+
+def make_encoder(name: str, observation_space: Any, *, key: PRNGKeyArray) -> Encoder:
+    """An encoder by name for a space of gymnax or Gymnasium.
+
+    "auto" takes "atari" for images (x, y, channel), "symbolic" for more than 1000 numbers and
+    "vector" otherwise.
+    """
+    validation.one_of("encoder", name, ENCODERS)
+    shape = getattr(observation_space, "shape", None)
+    if shape is None or getattr(observation_space, "dtype", None) is None:
+        raise ValueError(
+            f"observation_space={observation_space!r} is not supported; supported are Box and "
+            "Discrete"
+        )
+    shape = tuple(int(n) for n in shape)
+    if name == "auto":
+        name = _choose(shape)
+    if hasattr(observation_space, "n") and shape == ():
+        if name != "vector":
+            raise ValueError(f"encoder={name!r} cannot read {observation_space!r}; use 'vector'")
+        return VectorEncoder(shape, int(observation_space.n))
+    if name == "vector":
+        return VectorEncoder(shape)
+    if name == "symbolic":
+        return SymbolicEncoder(shape, key=key)
+    image = AtariConv if name == "atari" else ImpalaResNet
+    return image(shape, scale=_pixel_scale(observation_space), key=key)
+
+
+def _choose(shape: tuple[int, ...]) -> str:
+    if len(shape) == 3 and min(shape[:2]) >= _SMALLEST_IMAGE:
+        return "atari"
+    if len(shape) == 3 and min(shape[1:]) >= _SMALLEST_IMAGE:
+        raise ValueError(
+            f"observation_space has shape {shape}, which looks like an image with the channel "
+            "first; expected (x, y, channel): transpose it, or choose encoder='vector'"
+        )
+    return "symbolic" if math.prod(shape) > WIDE else "vector"
+
+
+def _pixel_scale(space: Any) -> float:
+    """Pixels up to 255 become numbers up to 1; those that are, stay."""
+    high = np.max(np.asarray(getattr(space, "high", 255), np.float64))
+    return 1 / 255 if np.isfinite(high) and high > 1 else 1.0
+
+
+def _check_image(shape: tuple[int, ...], smallest: int) -> None:
+    if len(shape) != 3 or min(shape[:2]) < smallest:
+        raise ValueError(
+            f"observation_space has shape {shape}; this encoder expects (x, y, channel) with "
+            f"x and y >= {smallest}"
+        )
+
+
+def _last_layer(
+    picture: Any, shape: tuple[int, ...], width: int | None, *, key: PRNGKeyArray
+) -> tuple[Dense | None, int]:
+    """The dense layer after the convolutions, if there is to be one, and its width or theirs."""
+    image = jax.ShapeDtypeStruct(shape, jnp.float32)
+    found = jax.eval_shape(lambda x: picture(x), image).shape[0]
+    if width is None:
+        return None, found
+    validation.integer("width", width, minimum=1)
+    return Dense(found, [width], key=key), width
+
+
+def _flat(obs: Shaped[Array, "T ..."]) -> Shaped[Array, "T N"]:
+    # No reshape where none is needed: under `vmap` it would move the batch in front of time.
+    return obs if obs.ndim == 2 else obs.reshape(obs.shape[0], -1)

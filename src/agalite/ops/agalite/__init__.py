@@ -1,0 +1,1 @@
+"""AGaLiTe's attention (Algorithm 4)."""

@@ -1,0 +1,1 @@
+"""GaLiTe's attention (Algorithm 3)."""

@@ -1,0 +1,174 @@
+"""Checks on what users pass in.
+
+Every message names the argument, the value it had and what is allowed, so that a mistake is
+mended without opening this code. Checks look at shapes and Python values, never at traced
+numbers: they run once, while JAX traces, and cost nothing afterwards.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    names = sorted(allowed)
+    if value not in names:
+        between = "; " if any("," in n for n in names) else ", "
+        raise ValueError(f"{name}={value!r} is unknown; choose one of: {between.join(names)}")
+
+
+def integer(name: str, value: Any, *, minimum: int) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or int(value) < minimum:
+        raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
+
+
+def boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def horizon(value: Any) -> tuple[float, float] | None:
+    """`horizon` is None or (shortest, longest) with 1 < shortest <= longest, both finite."""
+    if value is None:
+        return None
+    try:
+        numbers = not isinstance(value, str) and not any(isinstance(x, str) for x in value)
+        shortest, longest = (float(x) for x in value) if numbers else (math.nan, math.nan)
+    except (TypeError, ValueError):
+        shortest = longest = math.nan
+    if not (1.0 < shortest <= longest < math.inf):
+        raise ValueError(
+            f"horizon={value!r} must be None or (shortest, longest) in steps with "
+            "1 < shortest <= longest, both finite, for example (2, 512)"
+        )
+    return shortest, longest
+
+
+def real_numbers(name: str, value: Any) -> jax.Array:
+    """`value` as an array; lists are welcome, text, objects and complex numbers are not."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} is not an array of numbers") from error
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
+    return array
+
+
+def as_bool(name: str, value: Any) -> jax.Array:
+    """`value` as booleans; whole numbers will do, anything else is a mistake."""
+    array = real_numbers(name, value)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"{name} has dtype {array.dtype}; expected bool")
+    return array.astype(bool)
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return np.shape(array)
+
+
+def check_shape(name: str, array: object, expected: Sequence[int | str]) -> None:
+    """`expected` holds a number where the axis is fixed, a letter where any length will do."""
+    got = _shape(array)
+    fits = len(got) == len(expected) and all(
+        not isinstance(want, int) or have == want for have, want in zip(got, expected, strict=True)
+    )
+    if not fits:
+        want = "(" + ", ".join(str(x) for x in expected) + ("," if len(expected) == 1 else "") + ")"
+        raise ValueError(f"{name} has shape {tuple(got)}; expected {want}")
+
+
+def nonempty(name: str, array: object) -> None:
+    if _shape(array)[0] == 0:
+        raise ValueError(f"{name} has length 0 along time; expected at least one step")
+
+
+def finite(name: str, array: object) -> None:
+    """Refuse NaN and infinity where the numbers are at hand; inside `jit` they are not."""
+    if isinstance(array, Tracer):
+        return
+    values = np.asarray(array)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return
+    bad = ~np.isfinite(values.astype(np.float64))
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{name}{list(where)} is {values[where]}; all values must be finite")
+
+
+def same_structure(name: str, value: object, expected: object) -> None:
+    """`value` must be a pytree like `expected`: same leaves, same shapes."""
+
+    def describe(tree: object) -> list[str]:
+        return [
+            f"{jax.tree_util.keystr(path)}{np.shape(leaf)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    got, want = describe(value), describe(expected)
+    if got != want:
+        differs = next(
+            ((a, b) for a, b in itertools.zip_longest(got, want, fillvalue="nothing") if a != b),
+            (got, want),
+        )
+        raise ValueError(
+            f"{name} does not belong to this model: found {differs[0]}, expected {differs[1]}; "
+            "start from initial_state()"
+        )
+    for (path, have), wanted in zip(
+        jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(expected), strict=True
+    ):
+        dtype = jnp.asarray(have).dtype
+        if dtype != wanted.dtype:
+            leaf = jax.tree_util.keystr(path)
+            raise ValueError(f"{name}{leaf} has dtype {dtype}; expected {wanted.dtype}")
+
+
+def integer_between(name: str, value: Any, low: int, high: int) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not low <= int(value) <= high:
+        raise ValueError(f"{name}={value!r} must be a whole number from {low} to {high}")
+
+
+# What the arrays can hold; beyond it a number would quietly become infinite.
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def number(
+    name: str, value: Any, *, minimum: float, maximum: float = _LARGEST, above: bool = False
+) -> float:
+    """`value` as a float; finite, from `minimum` (with `above`, not that itself) to `maximum`."""
+    fits = _is_real(value) and minimum <= value <= maximum
+    if not fits or (above and value == minimum):
+        sign = ">" if above else ">="
+        limit = "" if maximum == _LARGEST else f" and <= {maximum:g}"
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
+        )
+    return float(value)
+
+
+def finite_number(name: str, value: Any) -> float:
+    """`value` as a float; it must be a finite real number of either sign."""
+    if not _is_real(value) or not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
+        )
+    return float(value)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

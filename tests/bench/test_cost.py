@@ -1,0 +1,133 @@
+"""What is counted equals what the paper printed and what the models and the compiler say (10 s)."""
+
+import csv
+import json
+
+import equinox as eqx
+import pytest
+
+from agalite.bench.cost import head_cost
+from agalite.bench.flops import (
+    AGALITE,
+    AGALITE_FOLDED,
+    CLAIMS,
+    COUNTS,
+    GALITE,
+    GTRXL,
+    GTRXL_CACHED,
+    GTRXL_PLAIN,
+    LINEAR,
+    evaluate,
+    ratios,
+    truncated,
+)
+from agalite.cli import main
+from agalite.memory import make_memory
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.where)
+def test_the_papers_state_ratios_are_reproduced_to_the_digit(claim):
+    found = ratios(claim, GTRXL, AGALITE)["state"]
+    assert truncated(found, claim.digits) == claim.state
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.where)
+def test_the_papers_operation_ratios_lie_between_our_counts(claim):
+    """The paper gives no formula; with and without GTrXL's position codes its figure is between."""
+    low = ratios(claim, GTRXL_PLAIN, AGALITE)["operations"]
+    high = ratios(claim, GTRXL, AGALITE)["operations"]
+    assert low < claim.operations < high
+    assert high / claim.operations < 1.11
+
+
+def test_an_example_by_hand():
+    sizes = {"d": 128, "V": 64, "M": 256, "eta": 4, "r": 1, "H": 4}
+    assert evaluate("2*M*d*V", **sizes) == 4_194_304
+    assert AGALITE.total("state", **sizes) == 896
+    assert AGALITE_FOLDED.total("state", **sizes) == 320
+    assert GTRXL.total("state", **sizes) == GTRXL.layer_state(**sizes) == 32_768
+    assert AGALITE.layer_state(**sizes) == 4 * 896
+    # 5 d V + 3 eta d = 42,496 of projections; 4,676 + 268 for everything elementwise.
+    assert AGALITE.total("operations", **sizes) == 42_496 + 268 + 4 * 64 * (
+        3 + 2 + 6 + 2 + 2 + 1
+    ) + (64 * (2 + 6 + 2 + 1) + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("agalite", {"eta": 4, "r": 1}, AGALITE_FOLDED),
+        ("agalite", {"eta": 8, "r": 7}, AGALITE_FOLDED),
+        ("agalite", {"eta": 2, "r": 4}, AGALITE_FOLDED),
+        ("galite", {"eta": 4}, GALITE),
+        ("linear", {}, LINEAR),
+        ("gtrxl", {"memory": 20, "cache": False}, GTRXL),
+        ("gtrxl", {"memory": 20}, GTRXL_CACHED),
+    ],
+)
+def test_state_formulas_are_the_models_own(name, options, count):
+    size = {"d_model": 12, "layers": 2, "heads": 3, "head_size": 8, "ffn_size": 4}
+    memory = eqx.filter_eval_shape(make_memory, name, 5, **size, **options)
+    sizes = {"d": 12, "V": 8, "H": 3, "M": 20, "eta": 4, "r": 1} | options
+    assert memory.state_size == 2 * count.layer_state(
+        **{k: sizes[k] for k in ("d", "V", "H", "M", "eta", "r")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("agalite", {"eta": 4, "r": 1}, AGALITE_FOLDED),
+        ("agalite", {"eta": 8, "r": 7}, AGALITE_FOLDED),
+        ("gtrxl", {"memory": 128, "cache": False}, GTRXL_PLAIN),
+    ],
+)
+def test_the_compiler_counts_as_many_operations(name, options, count):
+    """XLA counts a multiplication and its addition as two, and the output's projection too."""
+    d, v = 128, 64
+    found = head_cost(name, d, v, options)
+    sizes = {"d": d, "V": v, "M": 128, "eta": 4, "r": 1, "H": 1} | options
+    sizes = {k: sizes[k] for k in ("d", "V", "M", "eta", "r", "H")}
+    expected = 2 * (count.total("operations", **sizes) + d * v)
+    assert found["flops"] == pytest.approx(expected, rel=0.1)
+    assert found["state_floats"] == count.total("state", **sizes)
+
+
+def test_every_formula_grows_with_what_it_should():
+    small = {"d": 16, "V": 8, "M": 10, "eta": 2, "r": 1, "H": 2}
+    for count in COUNTS:
+        grows = [
+            k
+            for k in "dVM"
+            if count.total("operations", **small | {k: 100}) > count.total("operations", **small)
+        ]
+        assert {"d", "V"} <= set(grows)
+        assert ("M" in grows) == ("GTrXL" in count.name)
+
+
+def test_the_command_writes_tables_and_figures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    arguments = ["bench", "cost", "--quick", "--seconds", "0.01", "--stream", "1000"]
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "the one of these tests stays")
+    assert main([*arguments, "--out", str(tmp_path / "cost")]) == 0
+    out = capsys.readouterr().out
+    for text in ("125.1x", "36.57x", "2*M*d*V", "3*eta*d", "GTrXL, cached"):
+        assert text in out
+    found = json.loads((tmp_path / "cost/cost.json").read_text())
+    assert found["benchmark"] == "cost"
+    assert {"cpu", "jax", "load"} <= set(found["machine"])
+    assert found["claims"][0]["paper"] == {"operations": 125.1, "state": 36.57}
+    assert found["scaling"][0]["against"] == "length of the stream"
+    flat = [r for r in found["scaling"][0]["rows"] if r["model"] == "AGaLiTe"]
+    assert len({r["state_floats"] for r in flat}) == 1
+    rows = list(csv.reader((tmp_path / "cost/cost.csv").read_text().splitlines()))
+    assert ["T-Maze, GTrXL-256 / AGaLiTe", "paper", "125.1", "36.57", ""] in rows
+    assert (tmp_path / "cost/scaling.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "cost/scaling.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_bad_options_are_refused(tmp_path, capsys):
+    assert main(["bench", "cost", "--stream", "10"]) == 2
+    assert "stream=10 must be a whole number >= 1000" in capsys.readouterr().err
+    assert main(["bench", "cost", "--out", str(tmp_path / "a/b")]) == 2
+    assert "does not exist" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Environments by name, the table of them, and pictures of them."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from agalite.cli import main
+from agalite.envs import ENVIRONMENTS, command, make, rendering
+
+QUICK = ("tmaze", "masked-cartpole", "noisy-masked-cartpole", "mystery-path-grid", "mystery-path")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_environment_plays_and_shows_itself(name):
+    world = make(name)
+    params = world.default_params
+    obs, state = world.reset(jax.random.key(0))
+    assert world.observation_space(params).contains(obs)
+    action = world.action_space(params).sample(jax.random.key(1))
+    obs, state, reward, terminated, truncated, info = world.step(jax.random.key(2), state, action)
+    assert obs.shape == info["final_observation"].shape == world.observation_space(params).shape
+    assert reward.dtype == np.float32
+    assert not (terminated & truncated)
+    frame = np.asarray(world.render(state))
+    assert frame.dtype == np.uint8
+    assert frame.ndim == 3
+    assert frame.shape[-1] == 3
+    assert len(np.unique(frame)) > 1, "a picture of one colour shows nothing"
+
+
+def test_options_reach_the_environment():
+    assert int(make("tmaze", corridor=33).default_params.corridor) == 33
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("maze", {}, "name='maze' is unknown; choose one of: tmaze"),
+        ("tmaze", {"lenght": 3}, "tmaze has no option 'lenght'; it has: corridor"),
+        ("tmaze", {"corridor": 1}, "corridor=1"),
+        ("tmaze", {"corridor": 257}, "corridor=257"),
+        ("gym:", {}, "lacks the id"),
+        (["a"], {}, "is unknown"),
+        ("mystery-path-grid", {"max_steps": 2**31}, "max_steps=2147483648"),
+        ("mystery-path-grid", {"reward_step": 1e39}, "reward_step=1e[+]39 must be a finite number"),
+        ("mystery-path", {"reward_goal": 10**400}, "reward_goal=1000"),
+        ("noisy-masked-cartpole", {"noise": 1e38}, "noise=1e[+]38"),
+        ("gym:CartPoll-v1", {}, "CartPoll"),
+        ("gym:CartPole-v1", {"count": 0}, "count=0 must be a whole number >= 1"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_any_gymnasium_environment_comes_in():
+    with make("gym:CartPole-v1", count=3, seed=5) as vector:
+        obs = vector.reset()
+        assert obs.shape == (3, 4)
+        step = vector.step(np.zeros(3, int))
+        assert step.reward.shape == (3,)
+
+
+def test_what_is_not_installed_says_what_to_install(monkeypatch, capsys):
+    absent = dataclasses.replace(ENVIRONMENTS["tmaze"], needs=("no_such_package",), extra="envs")
+    monkeypatch.setitem(ENVIRONMENTS, "tmaze", absent)
+    with pytest.raises(ValueError, match=r'no_such_package is not installed: pip install "agalite'):
+        make("tmaze")
+    command.show_table()
+    assert 'tmaze needs: pip install "agalite[envs]"\n' in capsys.readouterr().out
+
+
+def test_the_table_lists_all_with_spaces_and_limits(capsys):
+    rows = {row[0]: row[1:] for row in command.rows()}
+    assert set(rows) == set(ENVIRONMENTS)
+    assert rows["mystery-path-grid"][:3] == ("Box(84x84x3) uint8, 0 to 255", "Discrete(4)", "128")
+    assert rows["tmaze"][1:4] == ("Discrete(4)", "1000", "envs")
+    command.show_table()
+    out = capsys.readouterr().out
+    assert all(name in out for name in rows), "names are never cut short"
+    assert "Discrete(43)" in out
+    assert "…" not in out
+
+
+def test_the_envs_are_listed_without_importing_them_all():
+    # Importing agalite.envs must work where neither gymnax nor gymnasium is installed.
+    code = (
+        "import sys; sys.modules['gymnax'] = sys.modules['gymnasium'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n in ('gymnax', 'gymnasium') else find(n, *a)\n"
+        "from agalite.envs import make\n"
+        "try: make('tmaze')\n"
+        "except ValueError as e: print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'gymnax, gymnasium are not installed: pip install "agalite[envs]"' in done.stdout
+
+
+@pytest.mark.parametrize("name", ["tmaze", "mystery-path-grid"])
+def test_a_random_episode_becomes_a_moving_picture(name, tmp_path, capsys):
+    out = tmp_path / "episode.gif"
+    assert main(["envs", "show", name, "--out", str(out), "--steps", "12"]) == 0
+    with Image.open(out) as image:
+        assert image.is_animated
+        assert 2 <= image.n_frames <= 13
+    assert "steps of random actions" in capsys.readouterr().out
+
+
+def test_the_picture_is_the_same_for_the_same_seed(tmp_path):
+    for out, seed in (("a.png", 3), ("b.png", 3), ("c.png", 4)):
+        command.show(
+            "tmaze", out=tmp_path / out, seed=seed, steps=9, fps=15.0, options=["corridor=5"]
+        )
+    a, b, c = ((tmp_path / name).read_bytes() for name in ("a.png", "b.png", "c.png"))
+    assert a == b
+    assert a != c
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tmaze", "--out", "x.mov"], "must end in .mp4, .gif or .png"),
+        (["tmaze", "--out", "/nowhere/x.gif"], "'/nowhere' does not exist"),
+        (["tmaze", "--out", "/proc/x.gif"], "out='/proc/x.gif' cannot be written"),
+        (["tmaze", "--out", "x.gif", "--seed", "99999999999999999999"], "seed=9999"),
+        (["nope", "--out", "x.gif"], "name='nope' is unknown"),
+        (["tmaze", "--out", "x.gif", "--set", "corridor"], "must look like NAME=VALUE"),
+        (["tmaze", "--out", "x.gif", "--set", "corridor=1000"], "corridor=1000"),
+        (["tmaze", "--out", "x.gif", "--steps", "0"], "steps=0 must be a whole number >= 1"),
+        (["tmaze", "--out", "x.gif", "--fps", "0"], "fps=0.0 must be above 0"),
+    ],
+)
+def test_a_picture_that_cannot_be_made_is_explained(arguments, message, capsys):
+    assert main(["envs", "show", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_small_frames_are_enlarged_by_whole_numbers(tmp_path):
+    frame = np.arange(84 * 84 * 3, dtype=np.uint32).reshape(84, 84, 3).astype(np.uint8)
+    rendering.write([frame], tmp_path / "one.png", fps=10)
+    with Image.open(tmp_path / "one.png") as image:
+        big = np.asarray(image.convert("RGB"))
+    assert big.shape == (336, 336, 3)
+    np.testing.assert_array_equal(big[::4, ::4], frame)
+    assert list(tmp_path.iterdir()) == [tmp_path / "one.png"]

@@ -1,0 +1,240 @@
+"""What the models are made of: sizes, initialisation, caches, names, and answers to bad input."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import agalite
+from agalite.memory import MODELS, make_memory
+from agalite.memory.registry import rows
+from models import INPUT, SMALL, build, inputs
+
+
+def test_agalite_has_the_papers_parameter_count_at_t_maze_size():
+    sizes = {name: (parameters, state) for name, parameters, state, *_ in rows(16)}
+    assert round(sizes["agalite"][0] / 1e6, 1) == 1.7
+    assert sizes["agalite"][1] == 4 * 4 * (1 // 2 + 1) * (4 * 64 + 64)
+    assert sizes["galite"][0] == sizes["agalite"][0]
+    assert set(sizes) == set(MODELS)
+
+
+@pytest.mark.parametrize("r", [1, 2, 7])
+def test_agalite_state_size(r):
+    memory = make_memory("agalite", INPUT, **SMALL, eta=3, r=r)
+    layers, heads, v = (SMALL[k] for k in ("layers", "heads", "head_size"))
+    assert memory.state_size == layers * heads * (r // 2 + 1) * (3 * v + v)
+    integers = [x for x in jax.tree.leaves(memory.initial_state()) if x.dtype == jnp.int32]
+    assert [x.shape for x in integers] == [()]
+
+
+def test_weights_are_orthogonal():
+    memory = make_memory("agalite", 16)
+    w = memory.blocks[0].attention_gate.candidate.weight
+    np.testing.assert_allclose(w @ w.T, 2 * np.eye(128), atol=1e-4)
+    heads_in = memory.blocks[0].attention.project.inputs.weight[:, :64].reshape(256, 128)
+    np.testing.assert_allclose(heads_in.T @ heads_in, 2 * np.eye(128), atol=1e-4)
+    np.testing.assert_array_equal(memory.blocks[0].mlp_gate.bias, 2.0)
+
+
+@pytest.mark.parametrize("name", ["agalite", "galite", "gtrxl", "linear", "transformer"])
+def test_no_kernel_of_the_gradient_grows_with_the_layers(name):
+    """The residual stream's gradient, added up anew in every kernel that reads it, would."""
+
+    def most_inputs(layers):
+        memory = make_memory(name, INPUT, **(SMALL | {"layers": layers}))
+        weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+
+        def loss(weights, xs):
+            scan = eqx.combine(weights, rest).scan
+            return jnp.sum(jnp.square(scan(memory.initial_state(), xs)[1]))
+
+        xs = jnp.ones((16, INPUT))
+        program = jax.jit(jax.grad(loss)).lower(weights, xs).compile().as_text()
+        return max(x.count("%") for x in re.findall(r"fusion\(([^)]*)\), kind=kLoop", program))
+
+    assert most_inputs(3) == most_inputs(1)
+
+
+@pytest.mark.parametrize("name", ["agalite", "galite", "gru", "lstm"])
+def test_horizon_sets_the_half_life_of_a_written_input(name):
+    """Change one input, then feed zeros: after how many steps has half of the change gone?"""
+
+    def half_lives(horizon):
+        sizes = (
+            {"d_model": 16, "hidden_size": 64}
+            if name in ("gru", "lstm")
+            else {"d_model": 16, "layers": 1, "heads": 4, "head_size": 16, "ffn_size": 8}
+        )
+        memory = make_memory(name, 4, **sizes, horizon=horizon)
+        # Only what the gates do by themselves: silence the recurrent and input weights after the
+        # write by feeding zeros, which leave the gates at their biases.
+        memory = _without_recurrence(memory)
+        steps = 400
+        xs = jnp.zeros((steps, 4)).at[0].set(jax.random.normal(jax.random.key(0), (4,)))
+        step = jax.jit(lambda s, x: memory.step(s, x, False))
+        state, path = memory.initial_state(), []
+        for x in xs:
+            state, _ = step(state, x)
+            path.append(_written(name, state))
+        path = np.abs(np.stack(path))
+        path = path[:, path[0] > 1e-3 * path[0].max()]
+        gone = path < path[0] / 2
+        return np.where(gone.any(0), gone.argmax(0), steps)
+
+    spread, zero = half_lives((2, 512)), half_lives(None)
+    # sigmoid(0) = 1/2 is kept at each step: a half-life of one or two steps.
+    assert np.median(zero) <= 3
+    # tau log-uniform in [2, 512] means half-lives tau * log 2 from 1 to 355 steps.
+    assert np.percentile(spread, 10) <= 8
+    assert np.percentile(spread, 90) >= 100
+    assert 8 <= np.median(spread) <= 50
+
+
+def _without_recurrence(memory):
+    if not hasattr(memory, "from_hidden"):
+        return memory
+    zeros = jnp.zeros_like(memory.from_hidden.weight)
+    return eqx.tree_at(lambda m: m.from_hidden.weight, memory, zeros)
+
+
+def _written(name, state):
+    match name:
+        case "agalite":
+            return np.asarray(state.values[0]).ravel()
+        case "galite":
+            # C decays by both gates; its value side alone is seen where gamma is slowest.
+            return np.asarray(state[0].s).ravel()
+        case "gru":
+            return np.asarray(state[0])
+        case _:
+            return np.asarray(state[1])
+
+
+def test_gtrxl_sees_exactly_its_window():
+    """One layer: the output at t depends on inputs t - M .. t and on none before."""
+    memory = make_memory("gtrxl", INPUT, **(SMALL | {"layers": 1}), memory=4)
+    xs, _ = inputs(12)
+
+    def last(xs):
+        return memory.scan(memory.initial_state(), xs)[1][-1].sum()
+
+    reach = np.abs(jax.jit(jax.grad(last))(xs)).sum(-1)
+    assert (reach[-5:] > 0).all()
+    assert (reach[:-5] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["gtrxl", "transformer"])
+def test_a_cache_from_other_weights_is_refused_and_refreshed(name):
+    old = build(name)
+    new = jax.tree.map(lambda x: x * 1.01, old)
+    xs, _ = inputs(9, often=0.0)
+    state, _ = eqx.filter_jit(old.scan)(old.initial_state(), xs)
+    with pytest.raises(ValueError, match="refresh"):
+        new.step(state, xs[0])
+    _, poisoned = jax.jit(lambda s, x: new.step(s, x, False))(state, xs[0])
+    assert bool(jnp.isnan(poisoned).all())
+    # After a reset there is nothing old to read.
+    assert bool(jnp.isfinite(new.step(state, xs[0], True)[1]).all())
+    # Refreshed, stepping equals scanning from the same stored inputs.
+    _, stepped = new.step(new.refresh(state), xs[0])
+    _, scanned = eqx.filter_jit(new.scan)(state, xs[:2])
+    np.testing.assert_allclose(stepped, scanned[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_reaches_the_projections_of_remembered_inputs():
+    memory = build("gtrxl")
+    xs, _ = inputs(9, often=0.0)
+    state, _ = eqx.filter_jit(memory.scan)(memory.initial_state(), xs)
+    weights, rest = eqx.partition(memory, eqx.is_inexact_array)
+
+    def value(weights, state):
+        return jnp.sum(jnp.square(eqx.combine(weights, rest).scan(state, xs[:2])[1]))
+
+    gradient = jax.jit(jax.grad(value))
+    with_memory, without = gradient(weights, state), gradient(weights, memory.initial_state())
+    kv = [g.blocks[0].attention.key_value.weight for g in (with_memory, without)]
+    assert float(jnp.abs(kv[0] - kv[1]).max()) > 1e-4
+
+
+def test_make_memory_by_name():
+    memory = agalite.make_memory("gtrxl", 16, memory=32, layers=1)
+    assert memory.config.memory == 32
+    for name in MODELS:
+        with pytest.raises(ValueError, match=f"{name} has no option depth=3; it takes: "):
+            make_memory(name, 16, depth=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mamba", {}, "memory='mamba' is unknown; choose one of: agalite, feedforward, galite"),
+        ("agalite", {"r": 0}, "r=0 must be a whole number >= 1"),
+        ("agalite", {"eta": 0}, "eta=0 must be a whole number >= 1"),
+        ("agalite", {"heads": 0}, "heads=0 must be a whole number >= 1"),
+        ("agalite", {"layers": 2.0}, r"layers=2\.0 must be a whole number >= 1"),
+        ("agalite", {"basis": "cosine"}, "basis='cosine' is unknown; choose one of: paper, pub"),
+        ("agalite", {"method": "fast"}, "method='fast' is unknown; choose one of: associative"),
+        ("agalite", {"feature": "exp"}, "feature='exp' is unknown; choose one of: dpfp, elu1"),
+        ("agalite", {"horizon": (512, 2)}, r"horizon=\(512, 2\) must be None or"),
+        ("galite", {"horizon": (0.5, 2)}, r"horizon=\(0\.5, 2\) must be None or"),
+        ("gru", {"horizon": (2, float("inf"))}, r"horizon=\(2, inf\) must be None or"),
+        ("lstm", {"horizon": (2, float("nan"))}, r"horizon=\(2, nan\) must be None or"),
+        ("gru", {"horizon": 7}, "horizon=7 must be None or"),
+        ("gru", {"horizon": ("2", "512")}, "horizon=.* must be None or"),
+        ("agalite", {"gating": "no"}, "gating='no' must be True or False"),
+        ("gtrxl", {"cache": None}, "cache=None must be True or False"),
+        ("gru", {"hidden_size": -1}, "hidden=-1 must be a whole number >= 1"),
+        ("gtrxl", {"memory": 0}, "memory=0 must be a whole number >= 1"),
+        ("transformer", {"context": 0}, "context=0 must be a whole number >= 1"),
+        ("linear", {"nu": 0}, "nu=0 must be a whole number >= 1"),
+    ],
+)
+def test_bad_options_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_memory(name, 16, **options)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_bad_input_size_is_named(name):
+    with pytest.raises(ValueError, match="input_size=0 must be a whole number >= 1"):
+        make_memory(name, 0)
+
+
+def test_lists_are_arrays():
+    memory = build("gru")
+    _, ys = memory.scan(memory.initial_state(), [[1, 2, 3], [4, 5, 6]], [0, 1])
+    _, y = memory.step(memory.initial_state(), [1, 2, 3])
+    np.testing.assert_allclose(ys[0], y, rtol=1e-6)
+
+
+def test_bad_calls_are_named():
+    memory = build("agalite")
+    state, (xs, resets) = memory.initial_state(), inputs(5)
+    with pytest.raises(ValueError, match=r"xs has shape \(5, 4\); expected \(T, 3\)"):
+        memory.scan(state, jnp.zeros((5, 4)))
+    with pytest.raises(ValueError, match=r"xs has shape \(5,\); expected \(T, 3\)"):
+        memory.scan(state, jnp.zeros(5))
+    with pytest.raises(ValueError, match="xs has length 0"):
+        memory.scan(state, jnp.zeros((0, 3)))
+    with pytest.raises(ValueError, match=r"resets has shape \(4,\); expected \(5,\)"):
+        memory.scan(state, xs, resets[:4])
+    with pytest.raises(ValueError, match=r"x has shape \(5, 3\); expected \(3,\)"):
+        memory.step(state, xs)
+    with pytest.raises(ValueError, match=r"xs\[2, 1\] is nan"):
+        memory.scan(state, xs.at[2, 1].set(jnp.nan))
+    with pytest.raises(ValueError, match="xs has dtype complex64; expected real numbers"):
+        memory.scan(state, xs.astype(jnp.complex64))
+    with pytest.raises(ValueError, match="resets has dtype float32; expected bool"):
+        memory.scan(state, xs, jnp.zeros(5))
+    with pytest.raises(ValueError, match="reset='no' is not an array of numbers"):
+        memory.step(state, xs[0], "no")
+    with pytest.raises(ValueError, match=r"state\.phase has dtype float32; expected int32"):
+        memory.scan(state._replace(phase=jnp.zeros(())), xs)
+    with pytest.raises(ValueError, match="state does not belong to this model"):
+        memory.scan(build("gru").initial_state(), xs)
+    with pytest.raises(ValueError, match=r"xs has shape \(5, 4\)"):
+        eqx.filter_jit(memory.scan)(state, jnp.zeros((5, 4)))

@@ -1,0 +1,302 @@
+"""What `agalite watch` shows is what the memory does: gates, what is left, what matters."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+from agalite.memory import make_memory
+from agalite.networks.actor_critic import ActorCritic
+from agalite.ops.attention import agalite_attention
+from agalite.ops.features import as_outer
+from agalite.training.asynchronous.evaluate import HostTrainer
+from agalite.training.config import HostConfig
+from agalite.watch import gates
+from agalite.watch.episode import play
+from agalite.watch.gates import attention_weights
+from agalite.watch.page import actions
+from agalite.watch.saliency import axis_top, chosen, saliency
+from models import INPUT, build, inputs
+
+T = 9
+
+
+@eqx.filter_jit
+def scan(memory, xs):
+    resets = jnp.zeros(T, bool).at[0].set(True)
+    return memory.scan(memory.initial_state(), xs, resets)
+
+
+@eqx.filter_jit
+def layers_of(memory, xs):
+    """beta, gamma, k and v of each layer."""
+    found = []
+    for block, h in zip(memory.blocks, gates.attention_inputs(memory, xs), strict=True):
+        projected = block.attention.project(block.attention.norm(h))
+        both = gates.gates(block.attention, h)
+        found.append((*both, as_outer(projected.k).expand(), projected.v))
+    return found
+
+
+def episode(row):
+    """The model, inputs (T, input), and its own state and outputs: from an episode's beginning."""
+    memory, xs = build(row), np.asarray(inputs(T)[0])
+    return memory, xs, *jax.tree.map(np.asarray, scan(memory, xs))
+
+
+@pytest.mark.parametrize("row", ["agalite", "agalite published r=4", "agalite elu1"])
+def test_gates_make_agalites_own_state(row):
+    memory, xs, state, _ = episode(row)
+    basis = memory.blocks[0].attention.basis
+    for layer, arrays in enumerate(layers_of(memory, xs)):
+        beta, gamma, k, v = (np.asarray(x) for x in arrays)
+        keys, values = np.zeros_like(state.keys[layer]), np.zeros_like(state.values[layer])
+        for t in range(T):
+            wave = basis.table[(t + 1) % basis.period][None, :, None]
+            keys = (1 - gamma[t])[:, None] * keys + wave * (gamma * k)[t][:, None]
+            wave = wave[:, : values.shape[1]]
+            values = (1 - beta[t])[:, None] * values + wave * (beta * v)[t][:, None]
+        np.testing.assert_allclose(keys, state.keys[layer], atol=1e-5)
+        np.testing.assert_allclose(values, state.values[layer], atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ["galite", "galite dpfp"])
+def test_gates_make_galites_own_state(row):
+    memory, xs, state, _ = episode(row)
+    for own, arrays in zip(state, layers_of(memory, xs), strict=True):
+        beta, gamma, k, v = (np.asarray(x) for x in arrays)
+        C = np.zeros_like(own.C)
+        for t in range(T):
+            kept = (1 - beta[t])[:, :, None] * (1 - gamma[t])[:, None]
+            C = kept * C + (beta * v)[t][:, :, None] * (gamma * k)[t][:, None]
+        np.testing.assert_allclose(C, own.C, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ["gru", "gru horizon", "lstm"])
+def test_gates_make_the_units_own_state(row):
+    """What the state is beyond what was kept of it is what was written of the candidate."""
+    memory, xs, state, ys = episode(row)
+    gate = gates.unit_gates(memory, jnp.asarray(xs))
+    before = jnp.concatenate([jnp.zeros_like(ys[:1]), ys[:-1]])
+    x = memory.from_input(jnp.maximum(memory.embedding(xs), 0))
+    h = memory.from_hidden(before)
+    size = memory.config.hidden_size
+    if row == "lstm":
+        cell = jnp.zeros(size)
+        for t in range(T):
+            candidate = jnp.tanh((x + h)[t, 2 * size : 3 * size])
+            cell = gate.kept[t] * cell + gate.written[t] * candidate
+        np.testing.assert_allclose(cell, state[1], atol=1e-5)
+    else:
+        r = jax.nn.sigmoid((x + h)[:, :size])
+        candidate = jnp.tanh(x[:, 2 * size :] + r * h[:, 2 * size :])
+        made = gate.kept * before + gate.written * candidate
+        np.testing.assert_allclose(made, ys, atol=1e-5)
+
+
+def test_what_is_left_is_the_states_gradient():
+    """Of AGaLiTe's values, summed over a head's units, and per input written."""
+    memory, xs, _, _ = episode("agalite")
+    beta, gamma, k, v = layers_of(memory, xs)[0]
+    rows = [x for x in gates.look(memory, xs)[0].rows if x.name.endswith("values")]
+
+    @jax.jit
+    def gradient(v):
+        def values(v):
+            return agalite_attention(k, k, v, beta, gamma)[0].values[:, 0].sum(axis=1)
+
+        return jax.jacrev(values)(v)  # (H, T, H, V)
+
+    found = np.asarray(gradient(v))
+    for head, row in enumerate(rows):
+        left = found[head, :, head].sum(axis=1) / beta[:, head].sum(axis=1)
+        np.testing.assert_allclose(row.past[T - 1], left, atol=1e-5)
+        np.testing.assert_allclose(row.written, beta[:, head].mean(axis=1), atol=1e-6)
+        np.testing.assert_allclose(np.diag(row.past), 1, atol=1e-6)
+        between = np.asarray(beta[3, head] * (1 - beta[4, head])).sum() / beta[3, head].sum()
+        np.testing.assert_allclose(row.past[4, 3], between, atol=1e-5)
+
+
+def test_a_matrix_is_written_and_kept_by_both_gates():
+    memory, xs, _, _ = episode("galite")
+    beta, gamma, _, _ = (np.asarray(x) for x in layers_of(memory, xs)[0])
+    row = gates.look(memory, xs)[0].rows[1]
+    both = (1 - beta[:, 1])[:, :, None] * (1 - gamma[:, 1])[:, None]
+    np.testing.assert_allclose(row.kept, both.mean(axis=(1, 2)), atol=1e-6)
+    written = beta[2, 1][:, None] * gamma[2, 1][None]
+    left = (written * both[3] * both[4]).sum() / written.sum()
+    np.testing.assert_allclose(row.past[4, 2], left, atol=1e-5)
+
+
+def test_horizons_are_those_that_the_gates_were_made_with():
+    """With weights at zero the gates are their biases: tau spread from 2 to 50."""
+    memory = make_memory("gru", INPUT, d_model=6, hidden_size=400, horizon=(2, 50))
+    still = eqx.tree_at(
+        lambda m: (m.from_input.weight, m.from_hidden.weight), memory, replace_fn=jnp.zeros_like
+    )
+    rows = gates.look(still, inputs(T)[0])[0].rows
+    assert [row.name for row in rows] == [
+        "fastest quarter",
+        "second quarter",
+        "third quarter",
+        "slowest quarter",
+    ]
+    expected = np.split(np.geomspace(2, 50, 400), 4)
+    for row, taus in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(row.horizon, np.percentile(taus, [10, 50, 90]), rtol=0.02)
+
+
+@pytest.mark.parametrize("row", ["gtrxl", "gtrxl memory 1", "transformer"])
+def test_attention_weights_read_what_the_model_reads(row):
+    @eqx.filter_jit
+    def read(memory, xs):
+        found = []
+        for block, h in zip(memory.blocks, gates.attention_inputs(memory, xs), strict=True):
+            attention = block.attention
+            weights = attention_weights(attention, h)
+            values = jnp.split(attention.key_value(attention.norm(h)), 2, axis=-1)[1]
+            ours = attention.out(jnp.einsum("hts,shv->thv", weights, values))
+            resets = jnp.zeros(T, bool).at[0].set(True)
+            own = attention(attention.initial_state(), h, resets)[1]
+            found.append((weights, ours, own))
+        return found
+
+    for weights, ours, own in read(build(row), inputs(T)[0]):
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+        np.testing.assert_allclose(ours, own, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ["linear", "feedforward", "agalite ungated", "galite ungated"])
+def test_models_without_gates_show_none(row):
+    assert gates.look(build(row), inputs(T)[0]) == []
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+SIZES = {
+    "agalite": {"d_model": 6, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 5, "eta": 2},
+    "gtrxl": {"d_model": 6, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 5, "memory": 3},
+    "gru": {"d_model": 6, "hidden_size": 7},
+    "feedforward": {"d_model": 6, "layers": 1, "ffn_size": 5},
+}
+
+
+def agent(memory, observations=None, action_space=None):
+    return ActorCritic.make(
+        observations or Box(-1.0, 1.0, (INPUT,), np.float32),
+        action_space or Discrete(4),
+        memory=memory,
+        memory_options=SIZES[memory],
+        hidden_size=8,
+        key=jax.random.key(2),
+    )
+
+
+@pytest.mark.parametrize("memory", SIZES)
+def test_saliency_is_the_gradient_through_single_steps(memory):
+    model = agent(memory)
+    obs = np.asarray(jax.random.normal(jax.random.key(0), (6, INPUT)))
+    taken = np.array([0, 3, 1, 1, 2, 0], np.int32)
+    found = saliency(model, obs, taken)
+
+    def logit(obs, t):
+        state = model.initial_state()
+        for i in range(t + 1):
+            state, policy, _ = model.step(state, obs[i], i == 0)
+        chance = jax.nn.softmax(policy.logits)[taken[t]]
+        return jnp.log(chance / (1 - chance))
+
+    slope = jax.jit(jax.grad(logit), static_argnums=1)
+    for t in (0, 3):  # every step more is traced, forwards and backwards
+        gradient = slope(obs, t)
+        np.testing.assert_allclose(found[t], np.linalg.norm(gradient, axis=1), rtol=1e-3, atol=1e-7)
+    if memory == "feedforward":
+        assert (found[np.tril_indices(6, -1)] == 0).all(), "nothing of the past matters to it"
+    else:
+        assert (found[5, 3:] > 0).all()
+
+
+def test_saliency_of_other_spaces():
+    """Categories, pictures, several choices and continuous actions have gradients too."""
+    for observations, action_space, obs, taken in (
+        (Discrete(5), Discrete(1), np.array([1, 4, 2]), np.zeros(3, np.int32)),
+        (
+            Box(0, 255, (36, 36, 3), np.uint8),
+            MultiDiscrete([2, 3]),
+            np.random.default_rng(0).integers(0, 256, (3, 36, 36, 3)).astype(np.uint8),
+            np.zeros((3, 2), np.int32),
+        ),
+        (
+            None,
+            Box(-1.0, 1.0, (2,), np.float32),
+            np.ones((3, INPUT), np.float32),
+            np.zeros((3, 2), np.float32),
+        ),
+    ):
+        found = saliency(agent("gru", observations, action_space), obs, taken)
+        assert found.shape == (3, 3)
+        assert (found[np.tril_indices(3)] > 0).all()
+        assert (found[np.triu_indices(3, 1)] == 0).all()
+
+
+def test_chosen_says_what_the_action_has_beyond_the_others():
+    model = agent("gru")
+    _, policy, _ = model.scan(model.initial_state(), jnp.ones((3, INPUT)))
+    moved = eqx.tree_at(lambda p: p.logits, policy, policy.logits + 100)
+    taken = jnp.array([0, 1, 2])
+    np.testing.assert_allclose(chosen(policy, taken), chosen(moved, taken), atol=1e-4)
+    chances = jax.nn.softmax(policy.logits)[jnp.arange(3), taken]
+    np.testing.assert_allclose(chosen(policy, taken), np.log(chances / (1 - chances)), atol=1e-5)
+
+
+def test_the_axis_ends_where_most_can_be_seen():
+    assert axis_top(np.array([0.2, 0.1, 0.5])) == 0.5
+    assert axis_top(np.array([0.2, 60.0, 0.1, 0.5, 0.01])) == 0.5
+    assert axis_top(np.array([0.2, 60.0, 9.0, 0.5, 0.01])) == 0.5
+    assert axis_top(np.array([7.0])) == 7.0
+    assert axis_top(np.array([7.0, 1.0])) == 7.0
+    assert axis_top(np.zeros(4)) == 0.0
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def test_an_episode_in_a_gymnasium_environment():
+    config = HostConfig(
+        env="gym:CartPole-v1",
+        memory="gru",
+        memory_options={"d_model": 6, "hidden_size": 7},
+        hidden_size=8,
+        num_steps=8,
+        num_workers=1,
+        envs_per_worker=2,
+        processes=False,
+        total_timesteps=64,
+    )
+    trainer = HostTrainer(config)
+    model = trainer.network.make(jax.random.key(0))
+    watched = play(model, trainer.world, seed=3, steps=500, greedy=True)
+    assert watched.why == "ended"
+    assert watched.total == len(watched.steps) == len(watched.frames) < 500
+    again = play(model, trainer.world, seed=3, steps=4, greedy=True)
+    assert again.why == "stopped before its end"
+    np.testing.assert_array_equal(again.obs, watched.obs[:4])
+    _, policy, values = model.scan(model.initial_state(), watched.obs)
+    np.testing.assert_allclose(watched.values, values, atol=1e-4)
+    np.testing.assert_array_equal(watched.sampled, policy.mode())
+
+
+def test_actions_are_told_in_numbers():
+    model = agent("gru", action_space=MultiDiscrete([2, 3]))
+    _, policy, _ = jax.jit(lambda x: model.step(model.initial_state(), x))(jnp.ones(INPUT))
+    told = actions(policy, np.array([1, 2]))["choices"]
+    assert [len(x["chances"]) for x in told] == [2, 3]
+    assert [x["taken"] for x in told] == [1, 2]
+    assert sum(told[1]["chances"]) == pytest.approx(1, abs=1e-3)
+    model = agent("gru", action_space=Box(-1.0, 1.0, (2,), np.float32))
+    _, policy, _ = jax.jit(lambda x: model.step(model.initial_state(), x))(jnp.ones(INPUT))
+    number = actions(policy, np.array([0.25, -1.5]))["numbers"][1]
+    assert number["taken"] == -1.5
+    assert number["high"] - number["mean"] == pytest.approx(1, abs=1e-3)
