@@ -1,13 +1,12 @@
-"""Kernels of our own for CPUs, where XLA's programs are far from what the processor can do.
+"""Custom kernels for CPUs: C, built on first use (`build.py`) and called by XLA through its FFI.
 
-* `product`: one row times a weight, at the speed at which memory can be read;
+* `product`: one row times a weight, at the speed of memory (`product.h`);
 * `agalite_*`, `galite_*`: the attentions of Algorithms 4 and 3, forwards and backwards, as plain
-  loops over time in which the state stays in cache;
-* `stack`: a step of all layers of AGaLiTe, for one stream or a few.
+  loops over time in which the state stays in cache (`agalite.h`, `galite.h`);
+* `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).
 
-They are C (this folder), built on first use (`build.py`) and called by XLA as custom calls. Nothing
-needs them: where there is no C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same
-operators are XLA's. What is used is decided when a program is traced.
+They are optional. Without a C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same
+operators are XLA's. The choice is made when a program is traced.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ _local = threading.local()
 
 @cache
 def _registered() -> str | None:
-    """Build, load and register the kernels; or why that cannot be."""
+    """Builds, loads and registers the kernels. Returns the reason if that is not possible."""
     try:
         library = load()
     except Unavailable as error:
@@ -43,7 +42,7 @@ def _registered() -> str | None:
 
 
 def why_not() -> str | None:
-    """Why the kernels are not used, in a sentence; None if they are."""
+    """The reason why the kernels are not used; None if they are."""
     asked = os.environ.get("AGALITE_NATIVE", "")
     if asked.lower() in ("0", "false", "off", "no"):
         return f"AGALITE_NATIVE={asked}"
@@ -63,12 +62,12 @@ def usable(*arrays: Any) -> bool:
 
 
 def switched_off() -> contextlib.AbstractContextManager[None]:
-    """What is traced inside, in this thread, is XLA's alone: to compare, or to export."""
+    """A context in which programs are traced without custom kernels: for comparisons and export."""
     return _with("off")
 
 
 def one_thread() -> contextlib.AbstractContextManager[None]:
-    """Kernels traced inside use one thread: for programs that share the cores with others."""
+    """A context in which traced kernels use one thread, for programs that share the cores."""
     return _with("alone")
 
 
@@ -85,7 +84,10 @@ def _with(name: str) -> Iterator[None]:
 def call(
     name: str, shapes: Sequence[tuple[int, ...]], *args: jax.Array, **attributes: int | float
 ) -> list[jax.Array]:
-    """The kernel `name` on args, all of one type; its results have these shapes and that type."""
+    """Calls the kernel `name`.
+
+    All arguments and results have one type; `shapes` are the results'.
+    """
     reason = _registered()
     if reason is not None:
         raise Unavailable(f"the kernel {name} is not available: {reason}")
@@ -99,7 +101,10 @@ def call(
 
 
 def threads() -> int:
-    """Cores for one call: seeds that train side by side, a device each, have their own."""
+    """Threads of one call.
+
+    Seeds that train side by side have a device each, and share the cores.
+    """
     if getattr(_local, "alone", False):
         return 1
     return max(1, cores() // jax.local_device_count())

@@ -1,8 +1,7 @@
-"""From C sources to functions that XLA can call: find a compiler, build once, keep the result.
+"""Builds the C sources into a shared library, once, and loads it.
 
-The library is built on first use, for this very processor, and kept in the user's cache folder
-under a name that says what it was built from: another source, compiler or processor gets another
-file.
+The library is built on first use for the present processor and kept in the user's cache folder. Its
+name is a digest of the sources, the compiler and the processor.
 """
 
 import atexit
@@ -45,11 +44,11 @@ _SECONDS = 120
 
 
 class Unavailable(RuntimeError):
-    """Why there are no kernels here; the message is a sentence."""
+    """There are no kernels; the message is the reason, as a sentence."""
 
 
 def compilers() -> list[list[str]]:
-    """Commands that compile C, best first: the user's, the system's, the one from PyPI."""
+    """Commands that compile C in order of preference: $CC, the system's, PyPI's ziglang."""
     found = [os.environ["CC"].split()] if os.environ.get("CC") else []
     found += [[path] for name in ("gcc", "clang", "cc") if (path := shutil.which(name))]
     if find_spec("ziglang") is not None:
@@ -58,7 +57,7 @@ def compilers() -> list[list[str]]:
 
 
 def load(folder: Path | None = None) -> ctypes.CDLL:
-    """The library, from `folder` (the user's cache) if it has been built before."""
+    """Loads the library from `folder` (default: the user's cache); builds it if necessary."""
     if sys.platform == "win32":
         raise Unavailable("the kernels are written for Linux and macOS")
     commands = compilers()
@@ -96,7 +95,7 @@ def _fingerprint(command: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What -march=native looks at: a cache folder may be shared by machines."""
+    """What -march=native depends on: machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -106,7 +105,7 @@ def _processor() -> str:
 
 
 def _found(command: list[str], folder: Path) -> Path | None:
-    """What was built before, if it is whole: loading a damaged file would end the process."""
+    """An existing library, if its digest is right: loading a damaged file would end the process."""
     for path in folder.glob(f"kernels-{_fingerprint(command)}-*.so"):
         if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
             return path
@@ -116,18 +115,18 @@ def _found(command: list[str], folder: Path) -> Path | None:
 
 
 def _built(command: list[str], folder: Path) -> Path:
-    """Compiled under a name of its own and renamed once it is whole: others may be at it too."""
+    """Compiles into a temporary file and renames it: other processes may build at the same time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
-    except OSError:  # nothing can be kept: build for this process alone
+    except OSError:  # the folder cannot be written: build for this process only
         folder = Path(tempfile.mkdtemp(prefix="agalite-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     os.close(handle)
     try:
         _compile(command, name)
-        _opened(Path(name))  # a compiler that did nothing is found out here
+        _opened(Path(name))  # fails if the compiler wrote nothing
         content = Path(name).read_bytes()
         path = folder / f"kernels-{_fingerprint(command)}-{_digest(content)}.so"
         os.replace(name, path)

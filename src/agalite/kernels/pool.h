@@ -1,6 +1,6 @@
 /* Long jobs: pieces shared with XLA's own threads, so that there are never more than it has.
  *
- * A helper of ours beside XLA's threads would make three for two cores, and whoever waits for a piece
+ * An additional thread beside XLA's would make three for two cores, and whoever waits for a piece
  * waits for the system to give that thread its core back.
  */
 #ifndef AGALITE_POOL_H

@@ -1,4 +1,4 @@
-/* A step of all layers of AGaLiTe for B streams (memory/packed.py). Every layer is
+/* One step of all layers of AGaLiTe for B streams (ops/agalite/native.py, step_layers). Every layer is
  *
  *     h <- gate(h, relu(attention(norm(h))));  h <- gate(h, mlp(norm(h)))
  *

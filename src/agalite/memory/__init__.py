@@ -1,4 +1,4 @@
-"""Memory models: one file each, one contract (`contract.py`)."""
+"""Memory models with parameters: one file each, one contract (`base.py`)."""
 
 from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
 from agalite.memory.base import Memory

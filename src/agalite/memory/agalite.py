@@ -1,7 +1,12 @@
-"""AGaLiTe: the approximate gated linear transformer (Algorithm 4)."""
+"""AGaLiTe: the approximate gated linear transformer (Algorithm 4).
 
+The attention is written out here, to be read beside the algorithm. The block around it is
+`block.py`, its layers are in `layers.py`, and lines 7 to 16 are `ops/agalite/reference.py`.
+"""
+
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -9,15 +14,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from agalite import kernels, validation
-from agalite.memory import packed
-from agalite.memory.block import Stack, StackConfig
-from agalite.memory.gated import FeatureAttention, check_features
-from agalite.memory.packed import Packed, packable
-from agalite.ops.attention import agalite_attention
+from agalite.memory.block import Attention, Block, Stack, StackConfig
+from agalite.memory.layers import (
+    FusedProjection,
+    HeadsOut,
+    LayerNorm,
+    Projected,
+    check_feature_options,
+    feature_map,
+)
+from agalite.ops.activations import relu, sigmoid
+from agalite.ops.agalite import AGaLiTeState, attend, initial_state
+from agalite.ops.agalite.native import step_layers
 from agalite.ops.delta import BASES, Basis, make_basis
-from agalite.ops.features import feature_width
+from agalite.ops.features import Outer, feature_width
 from agalite.ops.recurrence import METHODS, Method
-from agalite.ops.state import AGaLiTeState, agalite_state
 
 
 @dataclass(frozen=True)
@@ -27,36 +38,102 @@ class AGaLiTeConfig(StackConfig):
     r: int = 1
     """Approximation parameter; for the bases slots and rank1 the number of state vectors."""
     basis: str = "paper"
-    """paper, published, slots or rank1 (see agalite.ops.delta)."""
+    """Oscillators of the approximation: paper, published, slots or rank1."""
     feature: str = "outer"
-    """outer (the learned map), elu1, dpfp or relu."""
+    """Feature map: outer (the paper's learned map), elu1, dpfp or relu."""
     nu: int = 1
     """Expansion of the dpfp feature map."""
     gating: bool = True
-    """False switches the gates off (the paper's ablation)."""
+    """Whether old memories decay; without is the paper's ablation."""
     horizon: tuple[float, float] | None = None
-    """(shortest, longest) time constants of the gates at initialisation; None: as in the paper."""
+    """Shortest and longest time constant of the gates at initialisation; None: zero biases."""
     seed: int = 0
-    """Of the random signs of basis rank1."""
+    """Seed of the random signs of basis rank1."""
     method: Method = "auto"
     """How sequences are computed: auto, sequential, associative or chunked."""
-    fold: bool = True
-    """False keeps the paper's duplicate state vectors, to measure what folding saves."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_features(self.eta, self.nu, self.feature)
-        validation.integer("r", self.r, minimum=1)
-        validation.one_of("basis", self.basis, BASES)
-        validation.one_of("method", self.method, METHODS)
-        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
-        validation.boolean("gating", self.gating)
-        validation.boolean("fold", self.fold)
-        validation.integer("seed", self.seed, minimum=0)
+        check_feature_options(self.eta, self.nu, self.feature)
+        validation.check_integer("r", self.r, minimum=1)
+        validation.check_one_of("basis", self.basis, BASES)
+        validation.check_one_of("method", self.method, METHODS)
+        object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
+        validation.check_boolean("gating", self.gating)
+        validation.check_integer("seed", self.seed, minimum=0)
+
+
+class AGaLiTeAttention(Attention):
+    """(T, D) -> (T, D): norm, projections, Algorithm 4's memory, output."""
+
+    norm: LayerNorm
+    project: FusedProjection
+    out: HeadsOut
+    config: AGaLiTeConfig = eqx.field(static=True)
+    fold: bool = eqx.field(static=True)
+
+    def __init__(self, config: AGaLiTeConfig, *, fold: bool = True, key: PRNGKeyArray):
+        c = self.config = config
+        self.fold = fold
+        a, b = jax.random.split(key)
+        self.norm = LayerNorm(c.d_model)
+        self.project = FusedProjection(
+            c.d_model,
+            heads=c.heads,
+            head_size=c.head_size,
+            eta=c.eta,
+            feature=c.feature,
+            nu=c.nu,
+            gating=c.gating,
+            horizon=c.horizon,
+            key=a,
+        )
+        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
+
+    @property
+    def basis(self) -> Basis:
+        return make_basis(self.config.basis, self.config.r, fold=self.fold)
+
+    def initial_state(self) -> AGaLiTeState:
+        return _layer_state(self.config, self.basis, self.out.weight.dtype)
+
+    def projections(self, columns: Float[Array, "T H N"]) -> Projected:
+        """Lines 2 to 6 of Algorithm 4, from the columns of `project`."""
+        c, y = self.config, self.project.split(columns)
+        beta = sigmoid(y["beta"]) if c.gating else None  # line 5
+        gamma = sigmoid(y["gamma"]) if c.gating else None
+        if c.feature == "outer":
+            q = Outer(relu(y["p2"]), relu(y["q"]))  # line 3: f(relu(W_p2 x) (x) relu(W_Q x))
+            k = Outer(relu(y["p1"]), relu(y["k"]))  # line 2: f(relu(W_p1 x) (x) relu(W_K x))
+            # line 6: f(sigmoid(W_p3 x) (x) sigmoid(W_gamma x))
+            gamma = None if gamma is None else Outer(sigmoid(y["p3"]), gamma)
+        else:
+            q, k = (feature_map(c.feature, y[name], nu=c.nu) for name in ("q", "k"))
+        return Projected(q, k, y["v"], beta, gamma)  # line 4: v = W_V x
+
+    def __call__(
+        self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
+        columns = self.project(self.norm(h))
+        # Lines 7 to 16
+        state, attended = attend(
+            *self.projections(columns),
+            resets,
+            state,
+            basis=self.basis,
+            method=self.config.method,
+            columns=columns if self.reads_columns else None,
+        )
+        return state, self.out(attended)
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether custom kernels can start from the columns of `project`."""
+        return self.config.feature == "outer" and self.config.gating
 
 
 class AGaLiTeMemoryState(NamedTuple):
-    """All layers' running sums (see `ops.AGaLiTeState`), and the one phase that they share."""
+    """The running sums of all layers (see `AGaLiTeState`), and the phase that they share."""
 
     keys: Float[Array, "layers H Rk K"]
     values: Float[Array, "layers H R V"]
@@ -64,130 +141,163 @@ class AGaLiTeMemoryState(NamedTuple):
     signs: UInt32[Array, " 2"] | None
 
 
-def _state_of_a_layer(c: AGaLiTeConfig, dtype: Any) -> AGaLiTeState:
-    key = jax.random.key(c.seed) if c.basis == "rank1" else None
-    width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
-    return agalite_state(_basis(c), c.heads, width, c.head_size, dtype, key)
-
-
-def _basis(c: AGaLiTeConfig) -> Basis:
-    return make_basis(c.basis, c.r, fold=c.fold)
-
-
-class AGaLiTeAttention(FeatureAttention):
-    @property
-    def basis(self) -> Basis:
-        return _basis(self.config)
-
-    def initial_state(self) -> AGaLiTeState:
-        return _state_of_a_layer(self.config, self.out.weight.dtype)
-
-    def __call__(
-        self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
-        c = self.config
-        columns = self.project.columns(self.norm(h))
-        state, attended = agalite_attention(
-            *self.project.activated(columns),
-            resets,
-            state,
-            r=c.r,
-            basis=c.basis,
-            method=c.method,
-            fold=c.fold,
-            columns=columns if self.project.raw else None,
-        )
-        return state, self.out(attended)
-
-
 class AGaLiTe(Stack):
-    """input (T, input_size) -> (T, d_model).
+    """The approximate gated linear transformer: (T, input_size) -> (T, d_model).
 
-    The state is layers * heads * (r//2 + 1) * (eta*V + V) floats in the paper's basis, and one
-    phase; it never grows, and the phase is an integer, exact for ever.
+    The state is layers * heads * (r // 2 + 1) * (eta * V + V) floats in the paper's basis, and one
+    integer phase. It never grows, and the phase is exact after any number of steps.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `AGaLiTeConfig`, by name.
     """
 
     config: AGaLiTeConfig = eqx.field(static=True)
+    # A subclass with False keeps the duplicate state vectors of Algorithm 4 as written, to measure
+    # what folding saves (`agalite.bench`).
+    fold: ClassVar[bool] = True
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
-        self.config = AGaLiTeConfig(**options)
-        c = self.config
+        self.config = c = AGaLiTeConfig(**options)
+        self._build(c, input_size, lambda key: AGaLiTeAttention(c, fold=self.fold, key=key), key)
 
-        def attention(key: PRNGKeyArray) -> AGaLiTeAttention:
-            return AGaLiTeAttention.make(c, gating=c.gating, horizon=c.horizon, key=key)
-
-        self._build(c, input_size, attention, key)
+    @property
+    def _basis(self) -> Basis:
+        return make_basis(self.config.basis, self.config.r, fold=self.fold)
 
     def initial_state(self) -> AGaLiTeMemoryState:
-        layer = _state_of_a_layer(self.config, self.dtype)
+        layer = _layer_state(self.config, self._basis, self.dtype)
         keys, values = (
             jnp.zeros((self.config.layers, *x.shape), x.dtype) for x in (layer.keys, layer.values)
         )
         return AGaLiTeMemoryState(keys, values, layer.phase, layer.signs)
 
-    def _pack(self, layers: tuple[AGaLiTeState, ...], signs: Array | None) -> AGaLiTeMemoryState:
-        keys, values = (
-            jnp.stack(x) for x in zip(*((s.keys, s.values) for s in layers), strict=True)
-        )
-        return AGaLiTeMemoryState(keys, values, layers[0].phase, signs)
-
     def _run_blocks(
         self, state: AGaLiTeMemoryState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
-        if isinstance(self.blocks, Packed):
+        if isinstance(self.blocks, PackedBlocks):
             return self._run_packed(self.blocks, state, h, resets)
         layers = tuple(
-            AGaLiTeState(
-                state.keys[i], state.values[i], state.phase, self._layer_signs(state.signs, i)
-            )
+            AGaLiTeState(state.keys[i], state.values[i], state.phase, _layer_signs(state.signs, i))
             for i in range(self.config.layers)
         )
         layers, h = super()._run_blocks(layers, h, resets)
-        return self._pack(layers, state.signs), h
+        keys, values = (
+            jnp.stack(x) for x in zip(*((s.keys, s.values) for s in layers), strict=True)
+        )
+        return AGaLiTeMemoryState(keys, values, layers[0].phase, state.signs), h
+
+    def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
+        return state  # nothing in it is derived from the present weights
+
+    # --- acting: one kernel for a step of all layers ----------------------------------------------
 
     @property
-    def packable(self) -> bool:
+    def has_step_kernel(self) -> bool:
         # rank1 has other signs in every layer, and the kernel one set of oscillators for all.
-        return packable(self.blocks) and self.config.basis != "rank1"
+        return self.config.basis != "rank1" and _packable(self.blocks)
 
-    def packed(self) -> Self:
-        if not self.packable:
+    def prepare_for_inference(self) -> Self:
+        if not self.has_step_kernel:
             return self
-        return eqx.tree_at(lambda m: m.blocks, self, Packed(self.blocks))
+        return eqx.tree_at(lambda m: m.blocks, self, PackedBlocks(self.blocks))
 
     def _run_packed(
-        self, blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array
+        self, packed: "PackedBlocks", state: AGaLiTeMemoryState, h: Array, resets: Array
     ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
-        def plain(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
-            model = eqx.tree_at(lambda m: m.blocks, self, blocks.blocks)
+        """A step by the kernel.
+
+        Sequences, and the gradient of a step, are computed by the blocks.
+        """
+
+        def unpacked(packed: PackedBlocks, state: AGaLiTeMemoryState, h: Array, resets: Array):
+            model = eqx.tree_at(lambda m: m.blocks, self, packed.blocks)
             return model._run_blocks(state, h, resets)
 
-        if h.shape[0] > 1 or not kernels.usable(h, blocks.weights):
-            return plain(blocks, state, h, resets)
-        c = self.config
-        basis = _basis(c)
+        if h.shape[0] > 1 or not kernels.usable(h, packed.weights):
+            return unpacked(packed, state, h, resets)
 
         @jax.custom_vjp
-        def step(blocks: Packed, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
-            keys, values, phase, h = packed.step(blocks, basis, c.eta, c.ffn_size, state, h, resets)
+        def step(packed: PackedBlocks, state: AGaLiTeMemoryState, h: Array, resets: Array) -> Any:
+            c = self.config
+            keys, values, phase, h = step_layers(
+                packed.weights, self._basis, *state, h, resets, eta=c.eta, ffn_size=c.ffn_size
+            )
             return AGaLiTeMemoryState(keys, values, phase, state.signs), h
 
         step.defvjp(
             lambda *args: (step(*args), args),
-            lambda args, d: jax.vjp(plain, *args)[1](d),
+            lambda args, d: jax.vjp(unpacked, *args)[1](d),
         )
-        return step(blocks, state, h, resets)
+        return step(packed, state, h, resets)
 
-    def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
-        return state  # sums of what was, whatever the weights are now
 
-    @staticmethod
-    def _layer_signs(signs: Array | None, layer: int) -> Array | None:
-        """Layers draw different signs from the one key in the state."""
-        return (
-            None
-            if signs is None
-            else jax.random.key_data(
-                jax.random.fold_in(jax.random.wrap_key_data(signs), jnp.uint32(layer))
-            )
-        )
+class PackedBlocks(eqx.Module):
+    """All weights of all blocks in one array, in the order in which the step kernel reads them.
+
+    Handing a kernel hundreds of arrays costs time in every step. `blocks` takes the array apart.
+    """
+
+    weights: Float[Array, " N"]
+    structure: Any = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    def __init__(self, blocks: tuple[Block, ...]):
+        arrays = kernel_order(blocks)
+        self.weights = jnp.concatenate([x.reshape(-1) for x in arrays])
+        self.shapes = tuple(x.shape for x in arrays)
+        self.structure = jax.tree.structure(blocks)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        arrays, at = [], 0
+        for shape in self.shapes:
+            size = math.prod(shape)
+            arrays.append(self.weights[at : at + size].reshape(shape))
+            at += size
+        empty = jax.tree.unflatten(self.structure, [None] * self.structure.num_leaves)
+        return eqx.tree_at(kernel_order, empty, arrays, is_leaf=lambda x: x is None)
+
+
+def kernel_order(blocks: tuple[Block, ...]) -> list[Array]:
+    """Every weight, in the order in which `kernels/stack.h` reads them."""
+    found = []
+    for block in blocks:
+        attention: Any = block.attention
+        first, second, mlp = block.attention_gate, block.mlp_gate, block.mlp
+        found += [attention.norm.scale, attention.norm.bias]
+        found += [attention.project.inputs.weight, attention.project.bias, first.from_x.weight]
+        found += [attention.out.weight, attention.out.bias]
+        found += [first.from_y.weight, first.candidate.weight, first.bias]
+        found += [block.norm.scale, block.norm.bias]
+        found += [mlp.into.weight, mlp.into.bias, second.from_x.weight]
+        found += [mlp.out.weight, mlp.out.bias]
+        found += [second.from_y.weight, second.candidate.weight, second.bias]
+    return found
+
+
+def _packable(blocks: Any) -> bool:
+    """Whether the kernel can step these layers: unmodified, of one floating-point type."""
+    if isinstance(blocks, PackedBlocks):
+        return False
+    attention = blocks[0].attention
+    if not attention.reads_columns or attention.config.method != "auto":
+        return False
+    leaves = jax.tree.leaves(blocks)
+    return len(leaves) == len(kernel_order(blocks)) and kernels.usable(*leaves)
+
+
+def _layer_state(c: AGaLiTeConfig, basis: Basis, dtype: Any) -> AGaLiTeState:
+    key = jax.random.key(c.seed) if c.basis == "rank1" else None
+    width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
+    return initial_state(basis, c.heads, width, c.head_size, dtype, key)
+
+
+def _layer_signs(signs: Array | None, layer: int) -> Array | None:
+    """Layers draw different signs from the one key in the state."""
+    if signs is None:
+        return None
+    key = jax.random.fold_in(jax.random.wrap_key_data(signs), jnp.uint32(layer))
+    return jax.random.key_data(key)

@@ -1,13 +1,13 @@
-"""What every memory model promises.
+"""The contract of every memory model.
 
     state = memory.initial_state()                    # one sequence; vmap for a batch
     state, y  = memory.step(state, x, reset)          # x (input,), reset () -> y (output,)
     state, ys = memory.scan(state, xs, resets)        # xs (T, input), resets (T,) -> ys (T, output)
 
 `reset[t]` true means that an episode begins with input t: nothing before t influences anything from
-t on (of finite numbers: a NaN inside a sequence spreads through `scan`). `scan` equals repeated
-`step`, cut anywhere; the state is a fixed-size pytree of arrays.
-`tests/test_contract.py` holds every model to this, in one table.
+t on. (Of finite inputs: a NaN inside a sequence reaches all outputs of that `scan`.) `scan` equals
+repeated `step`, for any chunking of a sequence. The state is a fixed-size pytree of arrays.
+`agalite.testing.check_memory` checks all of this for any model.
 """
 
 import abc
@@ -24,7 +24,7 @@ State = TypeVar("State")
 
 
 class Memory(eqx.Module, Generic[State]):
-    """Base of all models. A new one defines `initial_state` and `_run`."""
+    """Base class of all memory models. A new model defines `initial_state` and `_run`."""
 
     input_size: eqx.AbstractVar[int]
     output_size: eqx.AbstractVar[int]
@@ -37,21 +37,29 @@ class Memory(eqx.Module, Generic[State]):
     def _run(
         self, state: State, xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[State, Float[Array, "T output"]]:
-        """Inputs that have been checked, T >= 1; differentiable in everything."""
+        """`scan` for inputs that are checked already, T >= 1; differentiable in all arguments."""
 
     def step(
         self, state: State, x: Float[Array, " input"], reset: Bool[Array, ""] | bool = False
     ) -> tuple[State, Float[Array, " output"]]:
-        """One input: x (input,), reset () -> state, y (output,).
+        """Takes in one input. The gradient passes through the incoming state.
 
-        The gradient passes through the incoming state, so that unrolled steps can be trained.
+        **Arguments:**
+
+        - `state`: the state before this input.
+        - `x`: (input,).
+        - `reset`: (), true if an episode begins with this input.
+
+        **Returns:**
+
+        The state after this input, and the output (output,).
         """
-        x, reset = validation.real_numbers("x", x), validation.as_bool("reset", reset)
+        x, reset = validation.as_real("x", x), validation.as_bool("reset", reset)
         validation.check_shape("x", x, (self.input_size,))
         validation.check_shape("reset", reset, ())
         x = x.astype(self.dtype)
-        validation.finite("x", x)
-        validation.same_structure("state", state, jax.eval_shape(self.initial_state))
+        validation.check_finite("x", x)
+        validation.check_structure("state", state, jax.eval_shape(self.initial_state))
         state, y = self._run(state, x[None], reset[None])
         return state, y[0]
 
@@ -63,50 +71,60 @@ class Memory(eqx.Module, Generic[State]):
         *,
         through_state: bool = False,
     ) -> tuple[State, Float[Array, "T output"]]:
-        """A sequence: xs (T, input), resets (T,) -> state, ys (T, output).
+        """Takes in a sequence: the same numbers as repeated `step`, all at once.
 
-        The gradient reaches back to the beginning of the sequence given, and not through the
-        incoming state unless `through_state` is set.
+        The gradient reaches back to the beginning of the sequence.
+
+        **Arguments:**
+
+        - `state`: the state before the first input.
+        - `xs`: (T, input), T >= 1.
+        - `resets`: (T,), true where an episode begins; `None`: nowhere.
+        - `through_state`: let the gradient pass through the incoming state too.
+
+        **Returns:**
+
+        The state after the last input, and the outputs (T, output).
         """
-        xs = validation.real_numbers("xs", xs)
+        xs = validation.as_real("xs", xs)
         validation.check_shape("xs", xs, ("T", self.input_size))
-        validation.nonempty("xs", xs)
+        validation.check_nonempty("xs", xs)
         resets = validation.as_bool(
             "resets", jnp.zeros(len(xs), bool) if resets is None else resets
         )
         validation.check_shape("resets", resets, (xs.shape[0],))
         xs = xs.astype(self.dtype)
-        validation.finite("xs", xs)
-        validation.same_structure("state", state, jax.eval_shape(self.initial_state))
+        validation.check_finite("xs", xs)
+        validation.check_structure("state", state, jax.eval_shape(self.initial_state))
         if not through_state:
             state = jax.lax.stop_gradient(state)
         return self._run(state, xs, resets)
 
     def refresh(self, state: State) -> State:
-        """The same state for these weights, where it holds anything derived from older ones.
+        """The same state for the present weights, after an update of the weights.
 
-        Only GTrXL and Transformer with a key/value cache need it: call it on stored states after an
-        update of the weights. For every other model it returns the state as it is.
+        Only GTrXL and Transformer with a key/value cache hold anything derived from weights. All
+        other models return the state unchanged.
         """
         return state
 
     @property
-    def packable(self) -> bool:
-        """Whether `packed` has something to offer."""
+    def has_step_kernel(self) -> bool:
+        """Whether `prepare_for_inference` gives a model that steps faster."""
         return False
 
-    def packed(self) -> Self:
-        """The same model, its weights laid out for steps of one stream or a few."""
+    def prepare_for_inference(self) -> Self:
+        """The same model with its weights laid out for stepping one stream, or a few."""
         return self
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the weights; inputs are converted to it."""
+        """The type of the weights; inputs are converted to it."""
         return jnp.result_type(*(x.dtype for x in self._weights()))
 
     @property
     def state_size(self) -> int:
-        """Floating-point numbers carried from step to step, for one sequence."""
+        """Floating-point numbers in the state of one sequence."""
         # Shapes only, so that it works for a model of shapes too (`agalite models`).
         shapes: Any = eqx.filter_eval_shape(lambda memory: memory.initial_state(), self)
         leaves = jax.tree.leaves(shapes)
@@ -114,6 +132,7 @@ class Memory(eqx.Module, Generic[State]):
 
     @property
     def parameter_count(self) -> int:
+        """Numbers that are trained."""
         return sum(x.size for x in self._weights())
 
     def _weights(self) -> list[Array]:

@@ -1,8 +1,9 @@
-"""The transformer block of GTrXL, the same for every attention, and the stack of them.
+"""The transformer block of GTrXL, shared by all attentions, and the stack of blocks.
 
-    h <- gate(h, relu(attention(norm(h))));  h <- gate(h, mlp(norm(h)))
+    h <- gate(h, relu(attention(norm(h))))
+    h <- gate(h, mlp(norm(h)))
 
-Only the attention differs between the models: that is what the paper compares.
+The models that the paper compares differ in their attention only.
 """
 
 import abc
@@ -16,28 +17,32 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import validation
 from agalite.memory.base import Memory
 from agalite.memory.layers import MLP, Dense, GRUGate, LayerNorm
-from agalite.ops.activations import grad_barrier, relu
+from agalite.ops.activations import relu
+from agalite.ops.barriers import grad_barrier
 
 
 @dataclass(frozen=True)
 class StackConfig:
-    """Sizes of the transformer models; the defaults are the paper's for T-Maze."""
+    """Sizes of the transformer models. The defaults are the paper's for T-Maze."""
 
     d_model: int = 128
     """Width of the model, and of its output."""
     layers: int = 4
+    """Number of blocks."""
     heads: int = 4
+    """Attention heads of each block."""
     head_size: int = 64
+    """Width of a head's values."""
     ffn_size: int = 128
     """Hidden width of the block's MLP."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "layers", "heads", "head_size", "ffn_size"):
-            validation.integer(name, getattr(self, name), minimum=1)
+            validation.check_integer(name, getattr(self, name), minimum=1)
 
 
 class Attention(eqx.Module):
-    """A layer's attention, with its norm and its projections: (T, D) -> (T, D)."""
+    """The attention of a block, with its norm and projections: (T, D) -> (T, D)."""
 
     @abc.abstractmethod
     def initial_state(self) -> Any: ...
@@ -52,6 +57,8 @@ class Attention(eqx.Module):
 
 
 class Block(eqx.Module):
+    """(T, D) -> (T, D): attention and MLP, each behind a GRU gate."""
+
     attention: Attention
     attention_gate: GRUGate
     norm: LayerNorm
@@ -76,7 +83,7 @@ class Block(eqx.Module):
 
 
 class Stack(Memory):
-    """Embedding (dense, ReLU) and blocks. The state is a tuple with one entry a layer."""
+    """Embedding (dense, ReLU) and blocks. The state is a tuple with one entry per block."""
 
     embedding: Dense
     blocks: tuple[Block, ...]
@@ -109,8 +116,8 @@ class Stack(Memory):
     def _build(
         self, config: StackConfig, input_size: int, attention: Any, key: PRNGKeyArray
     ) -> None:
-        """Fill the fields; `attention(key)` makes one layer's."""
-        validation.integer("input_size", input_size, minimum=1)
+        """Fills the fields; `attention(key)` makes the attention of one block."""
+        validation.check_integer("input_size", input_size, minimum=1)
         embed, *layers = jax.random.split(key, 1 + config.layers)
         blocks = []
         for layer in layers:

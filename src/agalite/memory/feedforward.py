@@ -1,4 +1,4 @@
-"""No memory at all: the control that tells whether a task needs one."""
+"""A feed-forward network without memory: the control that tells whether a task needs one."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,19 @@ from agalite.ops.activations import relu
 @dataclass(frozen=True)
 class FeedforwardConfig:
     d_model: int = 128
+    """Width of the model and of its output."""
     layers: int = 4
+    """Number of blocks."""
     ffn_size: int = 128
+    """Hidden width of a block's MLP."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "layers", "ffn_size"):
-            validation.integer(name, getattr(self, name), minimum=1)
+            validation.check_integer(name, getattr(self, name), minimum=1)
 
 
 class Layer(eqx.Module):
-    """The second half of the transformer block."""
+    """(T, D) -> (T, D): the second half of the transformer block."""
 
     norm: LayerNorm
     mlp: MLP
@@ -41,7 +44,14 @@ class Layer(eqx.Module):
 
 
 class Feedforward(Memory):
-    """input (T, input_size) -> (T, d_model), each input by itself. The state is empty."""
+    """A gated MLP: (T, input_size) -> (T, d_model), each input by itself. The state is empty.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `FeedforwardConfig`, by name.
+    """
 
     embedding: Dense
     blocks: tuple[Layer, ...]
@@ -51,7 +61,7 @@ class Feedforward(Memory):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = c = FeedforwardConfig(**options)
-        validation.integer("input_size", input_size, minimum=1)
+        validation.check_integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.d_model
         first, *rest = jax.random.split(key, 1 + c.layers)
         self.embedding = Dense(input_size, [c.d_model], key=first)

@@ -1,13 +1,29 @@
-"""GaLiTe: the gated linear transformer (Algorithm 3)."""
+"""GaLiTe: the gated linear transformer (Algorithm 3).
+
+The attention is written out here, to be read beside the algorithm. The block around it is
+`block.py`, its layers are in `layers.py`, and lines 9 to 11 are `ops/galite/reference.py`.
+"""
 
 from dataclasses import dataclass
 
 import equinox as eqx
-from jaxtyping import PRNGKeyArray
+import jax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from agalite import validation
-from agalite.memory.block import Stack, StackConfig
-from agalite.memory.gated import MatrixAttention, check_features
+from agalite.memory.block import Attention, Stack, StackConfig
+from agalite.memory.layers import (
+    FusedProjection,
+    HeadsOut,
+    LayerNorm,
+    Projected,
+    check_feature_options,
+    feature_map,
+)
+from agalite.ops.activations import relu, sigmoid
+from agalite.ops.features import Outer, feature_width
+from agalite.ops.galite import attend
+from agalite.ops.linear import MatrixState, initial_state
 from agalite.ops.recurrence import METHODS, Method
 
 
@@ -16,33 +32,98 @@ class GaLiTeConfig(StackConfig):
     eta: int = 4
     """Feature-map expansion: keys and queries are eta * head_size wide."""
     feature: str = "outer"
-    """outer (the learned map), elu1, dpfp or relu."""
+    """Feature map: outer (the paper's learned map), elu1, dpfp or relu."""
     nu: int = 1
     """Expansion of the dpfp feature map."""
     gating: bool = True
-    """False switches the gates off (the paper's ablation)."""
+    """Whether old memories decay; without is the paper's ablation."""
     horizon: tuple[float, float] | None = None
-    """(shortest, longest) time constants of the gates at initialisation; None: as in the paper."""
+    """Shortest and longest time constant of the gates at initialisation; None: zero biases."""
     method: Method = "auto"
+    """How sequences are computed: auto, sequential, associative or chunked."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_features(self.eta, self.nu, self.feature)
-        validation.one_of("method", self.method, METHODS)
-        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
-        validation.boolean("gating", self.gating)
+        check_feature_options(self.eta, self.nu, self.feature)
+        validation.check_one_of("method", self.method, METHODS)
+        object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
+        validation.check_boolean("gating", self.gating)
+
+
+class GaLiTeAttention(Attention):
+    """(T, D) -> (T, D): norm, projections, Algorithm 3's memory, output."""
+
+    norm: LayerNorm
+    project: FusedProjection
+    out: HeadsOut
+    config: GaLiTeConfig = eqx.field(static=True)
+
+    def __init__(self, config: GaLiTeConfig, *, key: PRNGKeyArray):
+        c = self.config = config
+        a, b = jax.random.split(key)
+        self.norm = LayerNorm(c.d_model)
+        self.project = FusedProjection(
+            c.d_model,
+            heads=c.heads,
+            head_size=c.head_size,
+            eta=c.eta,
+            feature=c.feature,
+            nu=c.nu,
+            gating=c.gating,
+            horizon=c.horizon,
+            key=a,
+        )
+        self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
+
+    def initial_state(self) -> MatrixState:
+        c = self.config
+        width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
+        return initial_state(c.heads, width, c.head_size, self.out.weight.dtype)
+
+    def projections(self, columns: Float[Array, "T H N"]) -> Projected:
+        """Lines 4 to 8 of Algorithm 3, from the columns of `project`."""
+        c, y = self.config, self.project.split(columns)
+        beta = sigmoid(y["beta"]) if c.gating else None  # line 7
+        gamma = sigmoid(y["gamma"]) if c.gating else None
+        if c.feature == "outer":
+            q = Outer(relu(y["p2"]), relu(y["q"]))  # line 5: f(relu(W_p2 x) (x) relu(W_Q x))
+            k = Outer(relu(y["p1"]), relu(y["k"]))  # line 4: f(relu(W_p1 x) (x) relu(W_K x))
+            # line 8: f(sigmoid(W_p3 x) (x) sigmoid(W_gamma x))
+            gamma = None if gamma is None else Outer(sigmoid(y["p3"]), gamma)
+        else:
+            q, k = (feature_map(c.feature, y[name], nu=c.nu) for name in ("q", "k"))
+        return Projected(q, k, y["v"], beta, gamma)  # line 6: v = W_V x
+
+    def __call__(
+        self, state: MatrixState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
+    ) -> tuple[MatrixState, Float[Array, "T D"]]:
+        columns = self.project(self.norm(h))
+        from_columns = self.config.feature == "outer" and self.config.gating
+        # Lines 9 to 11
+        state, attended = attend(
+            *self.projections(columns),
+            resets,
+            state,
+            method=self.config.method,
+            columns=columns if from_columns else None,
+        )
+        return state, self.out(attended)
 
 
 class GaLiTe(Stack):
-    """input (T, input_size) -> (T, d_model). State: layers * heads * (V + 1) * K floats."""
+    """The gated linear transformer: (T, input_size) -> (T, d_model).
+
+    The state is a matrix per head, layers * heads * (V + 1) * K floats.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `GaLiTeConfig`, by name.
+    """
 
     config: GaLiTeConfig = eqx.field(static=True)
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
-        self.config = GaLiTeConfig(**options)
-        c = self.config
-
-        def attention(key: PRNGKeyArray) -> MatrixAttention:
-            return MatrixAttention.make(c, gating=c.gating, horizon=c.horizon, key=key)
-
-        self._build(c, input_size, attention, key)
+        self.config = c = GaLiTeConfig(**options)
+        self._build(c, input_size, lambda key: GaLiTeAttention(c, key=key), key)

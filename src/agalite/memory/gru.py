@@ -21,14 +21,14 @@ class GRUConfig:
     d_model: int = 680
     """Width of the embedding."""
     hidden_size: int = 1360
-    """Width of the recurrent state, and of the output."""
+    """Width of the recurrent state and of the output."""
     horizon: tuple[float, float] | None = None
-    """(shortest, longest) time constants of the state at initialisation; None: zero biases."""
+    """Shortest and longest time constant of the state at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
-        validation.integer("d_model", self.d_model, minimum=1)
-        validation.integer("hidden_size", self.hidden_size, minimum=1)
-        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
+        validation.check_integer("d_model", self.d_model, minimum=1)
+        validation.check_integer("hidden_size", self.hidden_size, minimum=1)
+        object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
 
 
 def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:
@@ -36,11 +36,20 @@ def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:
     h_r, h_z, h_n = jnp.split(h, 3)
     r, z = sigmoid(x_r + h_r), sigmoid(x_z + h_z)
     n = tanh(x_n + r * h_n)
-    return (n + z * (state[0] - n),)  # z is kept, 1 - z is written
+    return (n + z * (state[0] - n),)  # z of the old state is kept, 1 - z of n is written
 
 
 class GRU(Memory):
-    """input (T, input_size) -> (T, hidden). State: `hidden` floats."""
+    """An embedding (dense, ReLU) and a GRU: (T, input_size) -> (T, hidden_size).
+
+    The state has `hidden_size` floats.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `GRUConfig`, by name.
+    """
 
     embedding: Dense
     from_input: Dense
@@ -51,7 +60,7 @@ class GRU(Memory):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = c = GRUConfig(**options)
-        validation.integer("input_size", input_size, minimum=1)
+        validation.check_integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden_size
         a, b, d, e = jax.random.split(key, 4)
         self.embedding = Dense(input_size, [c.d_model], key=a)

@@ -1,4 +1,8 @@
-"""GTrXL (Parisotto et al., 2020): Transformer-XL attention in the gated block."""
+"""GTrXL (Parisotto et al., 2020): Transformer-XL attention in the gated block.
+
+The attention, its ring buffer and its cache are `transformer.WindowAttention` with relative
+positions; the block is `block.py`.
+"""
 
 from dataclasses import dataclass
 
@@ -7,28 +11,35 @@ from jaxtyping import PRNGKeyArray
 
 from agalite import validation
 from agalite.memory.block import Stack, StackConfig
-from agalite.memory.window import WindowAttention
+from agalite.memory.transformer import WindowAttention
 
 
 @dataclass(frozen=True)
 class GTrXLConfig(StackConfig):
     memory: int = 128
-    """M: how many inputs before the present one each layer can read."""
+    """M, the number of inputs before the present one that each layer can read."""
     cache: bool = True
-    """Keep keys and values between steps; False projects the whole memory at every step."""
+    """Keep keys and values between steps; otherwise every step projects the whole memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.integer("memory", self.memory, minimum=1)
-        validation.boolean("cache", self.cache)
+        validation.check_integer("memory", self.memory, minimum=1)
+        validation.check_boolean("cache", self.cache)
 
 
 class GTrXL(Stack):
-    """input (T, input_size) -> (T, d_model), a true sliding window of M inputs per layer.
+    """Gated Transformer-XL: (T, input_size) -> (T, d_model).
 
-    Scanning and stepping see the same window, so that a policy's recomputed outputs equal those it
-    acted with. State: layers * M * d_model floats, and as much again times 2 * heads * V / d_model
-    with the cache. After an update of the weights, pass stored states through `refresh`.
+    Each layer reads a true sliding window of M inputs. Scanning and stepping see the same window,
+    so the outputs that a learner recomputes equal those that acted. The state has layers * M *
+    d_model floats, and with the cache 2 * layers * M * heads * V more. After an update of the
+    weights, pass stored states through `refresh`.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `GTrXLConfig`, by name.
     """
 
     config: GTrXLConfig = eqx.field(static=True)

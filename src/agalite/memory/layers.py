@@ -1,8 +1,11 @@
-"""Layers shared by the models: dense, normalisation, GRU gate, MLP; and where gates start."""
+"""Layers shared by the models: linear maps, normalisation, GRU gate, MLP, and the projections of
+the linear attentions. Modules take one sequence (T, ...); `vmap` adds a batch.
+"""
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,19 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from agalite import validation
 from agalite.memory.base import Memory
 from agalite.ops.activations import mix, normalise, relu, sigmoid, tanh
-from agalite.ops.matmul import LARGE, TransposedWeight, broadcast_like, product
+from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
+from agalite.ops.matmul import LARGE, TransposedWeight, broadcast_like, matmul
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
 
 class Linear(eqx.Module):
-    """y = x W^T, with W several orthogonal blocks (width_i, in) one above the other.
+    """y = x W^T: (T, in) -> (T, out), with W several orthogonal blocks (width_i, in) stacked.
 
     Projections of the same input are fused into one product: on a CPU a small matrix product costs
-    about the same whatever its width. W is stored (out, in): the gradient's product for W then runs
-    at full speed, where with (in, out) XLA falls back to a slower one (docs/performance.md).
+    about the same whatever its width. W is stored (out, in): the product of the weight's gradient
+    then runs at full speed, where with (in, out) XLA uses a slower routine.
     """
 
     weight: Float[Array, "out in"]
@@ -33,11 +38,11 @@ class Linear(eqx.Module):
         self.weight = jnp.concatenate(blocks)
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
-        return product(x, self.weight)
+        return matmul(x, self.weight)
 
 
 class Dense(Linear):
-    """y = x W^T + b, b starting at zero."""
+    """y = x W^T + b: (T, in) -> (T, out); b starts at zero."""
 
     bias: Float[Array, " out"]
 
@@ -51,7 +56,7 @@ class Dense(Linear):
 
 
 class HeadsOut(eqx.Module):
-    """(T, H, V) -> (T, D): all heads' outputs into the model's width."""
+    """(T, H, V) -> (T, D): the outputs of all heads into the model's width."""
 
     weight: Float[Array, "D H V"]
     bias: Float[Array, " D"]
@@ -62,12 +67,12 @@ class HeadsOut(eqx.Module):
         self.bias = jnp.zeros(d_model)
 
     def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T D"]:
-        y = product(x, self.weight)
+        y = matmul(x, self.weight)
         return y + broadcast_like(self.bias, y)
 
 
 class HeadsIn(eqx.Module):
-    """(T, D) -> (T, H, N): a projection for every head; several side by side, of `widths`."""
+    """(T, D) -> (T, H, N): a projection for every head; N is the sum of `widths`."""
 
     weight: Float[Array, "H N D"]
 
@@ -80,10 +85,12 @@ class HeadsIn(eqx.Module):
         self.weight = jnp.concatenate(blocks, axis=1)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
-        return product(x, self.weight, outputs=2)
+        return matmul(x, self.weight, outputs=2)
 
 
 class LayerNorm(eqx.Module):
+    """(T, D) -> (T, D): zero mean and unit variance along D, then scale and bias."""
+
     scale: Float[Array, " D"]
     bias: Float[Array, " D"]
 
@@ -96,9 +103,9 @@ class LayerNorm(eqx.Module):
 
 
 class GRUGate(eqx.Module):
-    """GTrXL's gate (Parisotto et al., 2020) in place of the residual sum: x (T, D), y (T, D).
+    """GTrXL's gate (Parisotto et al., 2020) in place of a residual sum: x, y (T, D) -> (T, D).
 
-    With bias 2 it starts close to passing x on unchanged.
+    With bias 2 it starts close to the identity in x.
     """
 
     from_y: Linear  # r, z, h
@@ -136,41 +143,101 @@ class MLP(eqx.Module):
         return relu(self.out(relu(self.into(x))))
 
 
-# Up to so many streams side by side the kernel for packed weights is faster than XLA's products.
-_STREAMS = 48
+# --- the projections of the linear attentions -----------------------------------------------------
+
+# sigmoid(3) = 0.95: with a horizon, gamma's narrow factor starts open and leaves the time constants
+# to the wide one.
+_OPEN = 3.0
 
 
-def prepare_for_inference(model: Any, *, streams: int = 1) -> Any:
-    """The same model with its weights laid out to act with, for so many streams side by side.
+class Projected(NamedTuple):
+    """What a linear attention computes from its input before the memory is updated."""
 
-    Packed (`packed.py`), where a memory can be and they are few; else its layers' weights are
-    `TransposedWeight`.
+    q: Float[Array, "T H K"] | Outer
+    k: Float[Array, "T H K"] | Outer
+    v: Float[Array, "T H V"]
+    beta: Float[Array, "T H V"] | None
+    gamma: Float[Array, "T H K"] | Outer | None
+
+
+class FusedProjection(eqx.Module):
+    """(T, D) -> (T, H, N): W_Q, W_K, W_V, W_beta, W_gamma, W_p1, W_p2 and W_p3 in one product.
+
+    `split` gives the N columns of each head their names: q, k, v, beta, gamma, p1, p2, p3, those of
+    them that the feature map and the gates need. Activations are the caller's.
     """
 
-    def turn(layer: Any) -> Any:
-        if isinstance(layer, Memory):
-            return layer.packed()
-        if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
-            return layer
-        outputs = 2 if isinstance(layer, HeadsIn) else 1
-        return eqx.tree_at(
-            lambda x: x.weight, layer, TransposedWeight(layer.weight, outputs=outputs)
-        )
+    inputs: HeadsIn
+    bias: Float[Array, "H N"]
+    widths: tuple[tuple[str, int], ...] = eqx.field(static=True)
 
-    def is_leaf(x: Any) -> bool:
-        return isinstance(x, Linear | HeadsIn | HeadsOut) or (
-            isinstance(x, Memory) and streams <= _STREAMS and x.packable
-        )
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        heads: int,
+        head_size: int,
+        eta: int,
+        feature: str,
+        nu: int,
+        gating: bool,
+        horizon: tuple[float, float] | None,
+        key: PRNGKeyArray,
+    ):
+        outer = feature == "outer"
+        widths = {"q": head_size, "k": head_size, "v": head_size}
+        if gating:
+            wide = head_size if outer else feature_width(feature, head_size, eta=eta, nu=nu)
+            widths |= {"beta": head_size, "gamma": wide}
+        if outer:
+            widths |= {"p1": eta, "p2": eta}
+            if gating:
+                widths |= {"p3": eta}
+        self.widths = tuple(widths.items())
+        weights, biases = jax.random.split(key)
+        self.inputs = HeadsIn(d_model, heads, list(widths.values()), key=weights)
+        self.bias = jnp.zeros(self.inputs.weight.shape[:2])
+        if horizon is not None and gating:
+            start = {name: jnp.zeros((heads, width)) for name, width in widths.items()}
+            for name, k in zip(("beta", "gamma"), jax.random.split(biases), strict=True):
+                start[name] = write_bias(horizon, heads, widths[name], key=k)
+            if outer:
+                start["p3"] = jnp.full((heads, eta), _OPEN)
+            self.bias = jnp.concatenate([start[name] for name in widths], axis=1)
 
-    return jax.tree.map(turn, model, is_leaf=is_leaf)
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T H N"]:
+        columns = self.inputs(x)
+        return columns + broadcast_like(self.bias, columns)
+
+    def split(self, columns: Float[Array, "T H N"]) -> dict[str, Float[Array, "T H _"]]:
+        names, widths = zip(*self.widths, strict=True)
+        bounds = list(itertools.accumulate(widths))[:-1]
+        return dict(zip(names, jnp.split(columns, bounds, axis=-1), strict=True))
+
+
+def feature_map(feature: str, x: Float[Array, "T H V"], *, nu: int) -> Float[Array, "T H K"]:
+    """The feature maps without parameters, which the paper's ablation compares with its own."""
+    match feature:
+        case "dpfp":
+            return dpfp(x, nu)
+        case "elu1":
+            return elu1(x)
+        case _:
+            return relu(x)
+
+
+def check_feature_options(eta: int, nu: int, feature: str) -> None:
+    validation.check_integer("eta", eta, minimum=1)
+    validation.check_integer("nu", nu, minimum=1)
+    validation.check_one_of("feature", feature, FEATURES)
 
 
 def write_bias(
     horizon: tuple[float, float], heads: int, width: int, *, key: PRNGKeyArray
 ) -> Float[Array, "heads width"]:
-    """Biases for a gate that writes sigmoid(bias) of an input and keeps the rest.
+    """Biases of a gate that writes sigmoid(bias) of an input and keeps the rest.
 
-    Each head's time constants tau are spread log-uniformly over `horizon`, in random order, and
+    Each head's time constants tau are log-uniform over `horizon`, in random order, and
     sigmoid(bias) = 1 / tau: the chrono initialisation of Tallec and Ollivier (2018).
     """
     shortest, longest = horizon
@@ -178,3 +245,40 @@ def write_bias(
     biases = jnp.asarray(-np.log(tau - 1), jnp.float32)
     keys = jax.random.split(key, heads)
     return jax.vmap(lambda k: jax.random.permutation(k, biases))(keys)
+
+
+# --- acting ---------------------------------------------------------------------------------------
+
+# Up to this many streams, a model's own step kernel is faster than XLA's products.
+_STREAMS = 48
+
+
+def prepare_for_inference(model: Any, *, streams: int = 1) -> Any:
+    """The same model with its weights laid out for acting.
+
+    **Arguments:**
+
+    - `model`: any pytree of modules, for example an actor-critic.
+    - `streams`: how many streams are stepped side by side.
+
+    **Returns:**
+
+    The model. A memory that has a kernel for its whole step uses it, if the streams are few;
+    otherwise the weights of its layers are `TransposedWeight`s.
+    """
+
+    def prepare(layer: Any) -> Any:
+        if isinstance(layer, Memory):
+            return layer.prepare_for_inference()
+        if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
+            return layer
+        outputs = 2 if isinstance(layer, HeadsIn) else 1
+        weight = TransposedWeight(layer.weight, outputs=outputs)
+        return eqx.tree_at(lambda x: x.weight, layer, weight)
+
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, Linear | HeadsIn | HeadsOut) or (
+            isinstance(x, Memory) and streams <= _STREAMS and x.has_step_kernel
+        )
+
+    return jax.tree.map(prepare, model, is_leaf=is_leaf)

@@ -21,14 +21,14 @@ class LSTMConfig:
     d_model: int = 600
     """Width of the embedding."""
     hidden_size: int = 1200
-    """Width of the recurrent state, and of the output."""
+    """Width of the recurrent state and of the output."""
     horizon: tuple[float, float] | None = None
-    """(shortest, longest) time constants of the cell at initialisation; None: zero biases."""
+    """Shortest and longest time constant of the cell at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
-        validation.integer("d_model", self.d_model, minimum=1)
-        validation.integer("hidden_size", self.hidden_size, minimum=1)
-        object.__setattr__(self, "horizon", validation.horizon(self.horizon))
+        validation.check_integer("d_model", self.d_model, minimum=1)
+        validation.check_integer("hidden_size", self.hidden_size, minimum=1)
+        object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
 
 
 def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -38,7 +38,16 @@ def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]
 
 
 class LSTM(Memory):
-    """input (T, input_size) -> (T, hidden). State: 2 * `hidden` floats."""
+    """An embedding (dense, ReLU) and an LSTM: (T, input_size) -> (T, hidden_size).
+
+    The state has 2 * `hidden_size` floats.
+
+    **Arguments:**
+
+    - `input_size`: width of the input.
+    - `key`: draws the weights.
+    - the fields of `LSTMConfig`, by name.
+    """
 
     embedding: Dense
     from_input: Dense
@@ -49,7 +58,7 @@ class LSTM(Memory):
 
     def __init__(self, input_size: int, *, key: PRNGKeyArray, **options):
         self.config = c = LSTMConfig(**options)
-        validation.integer("input_size", input_size, minimum=1)
+        validation.check_integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden_size
         a, b, d, e = jax.random.split(key, 4)
         self.embedding = Dense(input_size, [c.d_model], key=a)

@@ -1,4 +1,7 @@
-"""Models by name: `make_memory("gtrxl", 16, memory=128, key=key)`."""
+"""Models by name: `make_memory("gtrxl", 16, memory=128, key=key)`.
+
+A new model adds a row to MODELS.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -28,7 +31,7 @@ class Model:
     make: Callable[..., Memory]
     config: type
     remembers: str
-    """In a few words, for people who choose."""
+    """What its state holds, in a few words."""
 
 
 MODELS: dict[str, Model] = {
@@ -48,8 +51,16 @@ MODELS: dict[str, Model] = {
 def make_memory(
     name: str, input_size: int, *, key: PRNGKeyArray | None = None, **options: Any
 ) -> Memory:
-    """A model by its name, with the options of its config; `key` draws the weights (seed 0)."""
-    validation.one_of("memory", name, MODELS)
+    """A memory model by its name.
+
+    **Arguments:**
+
+    - `name`: a key of `MODELS`.
+    - `input_size`: width of the input.
+    - `key`: draws the weights; `None` is `jax.random.key(0)`.
+    - `options`: fields of the model's config, for example `layers=2`.
+    """
+    validation.check_one_of("memory", name, MODELS)
     model = MODELS[name]
     known = [field.name for field in fields(model.config)]
     for option in options:
@@ -60,29 +71,23 @@ def make_memory(
     return model.make(input_size, key=jax.random.key(0) if key is None else key, **options)
 
 
-# --- Sizes of the models other than the paper's, which are their defaults -------------------------
-
 BLOCKS = ("agalite", "galite", "linear", "transformer", "gtrxl")
-"""The models that are stacks of one block, and take the same sizes."""
+"""The models that are stacks of the same block and take the same sizes."""
 
 _SMALL = {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64}
 
-# The recurrent ones have about as many parameters as AGaLiTe.
 SMALL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(BLOCKS, _SMALL),
     "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
     "gru": {"d_model": 128, "hidden_size": 192},
     "lstm": {"d_model": 128, "hidden_size": 160},
 }
-"""For two cores: options of each model."""
+"""Options of each model at a small size for two cores, about 190k parameters each."""
 
 
-# --- The table that `agalite models` prints -------------------------------------------------------
-
-
-def rows(input_size: int) -> list[tuple[str, int, int, int, str]]:
+def model_rows(input_size: int) -> list[tuple[str, int, int, int, str]]:
     """(name, parameters, floats of state, output width, what it remembers) of every model."""
-    validation.integer("input_size", input_size, minimum=1)
+    validation.check_integer("input_size", input_size, minimum=1)
     out = []
     for name, model in MODELS.items():
         # Shapes only: no weights are drawn.
@@ -92,10 +97,11 @@ def rows(input_size: int) -> list[tuple[str, int, int, int, str]]:
     return out
 
 
-def show(input_size: int) -> None:
+def print_models(input_size: int) -> None:
+    """The table of `agalite models`."""
     table = Table(title=f"Memory models at the paper's T-Maze sizes, input of {input_size}")
     for column in ("name", "parameters", "state (floats)", "output", "remembers"):
         table.add_column(column, justify="left" if column in ("name", "remembers") else "right")
-    for name, parameters, state, output, remembers in rows(input_size):
+    for name, parameters, state, output, remembers in model_rows(input_size):
         table.add_row(name, f"{parameters:,}", f"{state:,}", str(output), remembers)
     Console().print(table)

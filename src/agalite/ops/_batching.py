@@ -1,8 +1,8 @@
-"""Batching by widening: `vmap` over an operator becomes the same operator with more lanes.
+"""Batching by widening: `vmap` of an operator is the same operator with more lanes.
 
-The fast operators treat heads as independent lanes side by side. A batch of sequences is just more
-lanes, and laying it out that way, time first, keeps every step of the loop one contiguous block.
-JAX's own rule would carry the batch as an extra axis in front of time and copy it out of the way.
+The fast operators treat heads as independent lanes. A batch of sequences is more lanes, and laid
+out that way, time first, every step of the loop is one contiguous block. JAX's own rule would carry
+the batch as an extra axis in front of time and copy it out of the way.
 """
 
 from collections.abc import Callable
@@ -54,10 +54,10 @@ def batched_as_lanes(
 
 
 def _batch_at(axis: int, x: Array) -> Array:
-    """x as it is; `vmap` puts its batch at `axis`.
+    """x itself; `vmap` puts its batch at `axis`.
 
-    The rule above must put it in front. What follows would meet it there, in front of time, and
-    turn over everything else that it is computed with.
+    The rule above must put the batch in front. Left there, in front of time, it would make every
+    operation that follows transpose its other operands.
     """
     return _placed.bind(x, axis=axis)
 
@@ -79,10 +79,10 @@ batching.primitive_batchers[_placed] = _place
 
 
 def pad_time(inputs: Any, size: int) -> tuple[Any, int]:
-    """Every (T, ...) filled up with neutral steps to a multiple of `size`; and T.
+    """Every (T, ...) padded with neutral steps to a multiple of `size`; and T.
 
-    Zeros are neutral: nothing is written, and gates of zero forget nothing. A field named `keep`
-    alone is filled with ones.
+    Zeros are neutral: nothing is written, and gates of zero forget nothing. Only a field named
+    `keep` is padded with ones.
     """
     steps = jax.tree.leaves(inputs)[0].shape[0]
     missing = -steps % size
@@ -104,5 +104,5 @@ def into_chunks(inputs: Any, size: int) -> tuple[Any, int]:
 
 
 def out_of_chunks(chunks: Any, steps: int) -> Any:
-    """(N, size, ...) -> (T, ...), without the filling."""
+    """(N, size, ...) -> (T, ...), without the padding."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:steps], chunks)

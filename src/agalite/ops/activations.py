@@ -1,14 +1,12 @@
-"""Elementwise functions whose gradient keeps as little as it can.
+"""Elementwise functions whose gradients keep as little as possible.
 
-Autodiff keeps both an activation and its derivative, and several intermediates of a normalisation.
-On a CPU the memory that takes costs more time than the arithmetic; these keep one array each.
+Autodiff keeps an activation and its derivative, and several intermediates of a normalisation. On a
+CPU moving that memory costs more than the arithmetic. The functions here keep one array each.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from agalite.ops.barriers import fusion_barrier
 
 
 @jax.custom_vjp
@@ -47,7 +45,8 @@ def _relu_fwd(x: Array) -> tuple[Array, Array]:
     return y, y
 
 
-# Zeros that are made of y, or `vmap` would move the batch in front of time (`product.spread`).
+# Zeros made of y: constant zeros would make `vmap` move the batch in front of time
+# (see `matmul.broadcast_like`).
 relu.defvjp(_relu_fwd, lambda y, d: (jnp.where(y > 0, d, jnp.minimum(y, 0)),))
 
 
@@ -71,36 +70,23 @@ def normalise(x: Float[Array, "T D"]) -> Float[Array, "T D"]:
     return _normalise_fwd(x)[0]
 
 
-def _spread(row: Float[Array, " T"], like: Float[Array, "T D"]) -> Float[Array, "T D"]:
-    # An outer product with ones, because broadcasting would make `vmap` move the batch in front of
-    # time, and with it every array that follows; compiled, it costs nothing.
+def _columns(row: Float[Array, " T"], like: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    # An outer product with ones: broadcasting would make `vmap` move the batch in front of time,
+    # and with it every array that follows. Compiled, it costs nothing.
     return jnp.einsum("t,d->td", row, jnp.ones(like.shape[-1], like.dtype))
 
 
 def _normalise_fwd(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    centred = x - _spread(x.mean(-1), x)
+    centred = x - _columns(x.mean(-1), x)
     precision = jax.lax.rsqrt(jnp.square(centred).mean(-1) + 1e-5)
-    y = centred * _spread(precision, x)
+    y = centred * _columns(precision, x)
     return y, (y, precision)
 
 
 def _normalise_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array]:
     y, precision = saved
     along = (d * y).mean(-1)
-    return ((d - _spread(d.mean(-1), d) - y * _spread(along, d)) * _spread(precision, d),)
+    return ((d - _columns(d.mean(-1), d) - y * _columns(along, d)) * _columns(precision, d),)
 
 
 normalise.defvjp(_normalise_fwd, _normalise_bwd)
-
-
-@jax.custom_vjp
-def grad_barrier(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x, whose gradient is added up once, here, and kept.
-
-    The gradient that comes down a residual stream has many readers in every layer, and XLA's fuser
-    would add it up again inside each of them, from the last layer on (docs/performance.md).
-    """
-    return x
-
-
-grad_barrier.defvjp(lambda x: (x, None), lambda _, d: (fusion_barrier(lambda d: d, d),))

@@ -1,18 +1,19 @@
-"""Holding the compiler back: results that are computed once and kept."""
+"""Barriers that keep XLA's CPU compiler from repeating work."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jaxtyping import Array, Float
 
 
 def fusion_barrier(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function behind a wall that the compiler does not fuse across.
+    """`function(*args)`, computed once and kept: the compiler does not fuse across the call.
 
     XLA's CPU fuser repeats cheap producers inside each of their consumers. Down a chain of levels
-    that turns linear work into quadratic. A call that must not be inlined keeps every level's
-    results in memory, computed once. Where XLA does not know the mark, it is only slower.
+    that turns linear work into quadratic work. A call that must not be inlined keeps the results of
+    every level in memory. Where XLA does not know the mark, the program is only slower.
     """
 
     def inside(*args: Any) -> Any:
@@ -21,3 +22,16 @@ def fusion_barrier(function: Callable[..., Any], *args: Any) -> Any:
 
     with set_xla_metadata(inlineable="false"):
         return jax.jit(inside)(*args)
+
+
+@jax.custom_vjp
+def grad_barrier(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x; its gradient is summed once, here, and kept.
+
+    The gradient of a residual stream has many readers in every layer. XLA's fuser would sum it
+    again inside each of them, from the last layer on.
+    """
+    return x
+
+
+grad_barrier.defvjp(lambda x: (x, None), lambda _, d: (fusion_barrier(lambda d: d, d),))

@@ -1,12 +1,22 @@
-"""Approximations of the Kronecker delta, and the oscillators that AGaLiTe's memory runs on.
+"""Approximations of the Kronecker delta, and the oscillators of AGaLiTe's memory (Section 4).
 
-AGaLiTe replaces C_t = sum_i l_i (x) m_i by sum_ij delta^(i, j) l_i (x) m_j, with a delta^ that is
-a sum of R products c_m(i) c_m(j): then C_t is a sum of R outer products of running sums. A `Basis`
-says which c_m. All are periodic in t, so the phase is a small integer and is exact for ever.
+AGaLiTe replaces C_t = sum_i l_i (x) m_i by sum_ij delta^(i, j) l_i (x) m_j, with a delta^ that is a
+sum of R products c_m(i) c_m(j). Then C_t is a sum of R outer products of running sums. A `Basis`
+says which c_m:
 
-Folding: for whole t, cos(2 pi k t / r) = cos(2 pi (r - k) t / r), so the running sums of k and
-r - k are the same numbers. We keep k = 0 .. r//2 and count each as often as it occurs. Where one of
-the oscillators is constantly 1 its running sum of keys *is* the normaliser s_t (paper: k = 0).
+* "paper": c_m(t) = cos(2 pi m t / r), m = 0 .. r, the equations to the letter. At r = 1 every
+  cosine
+  is 1 and the output does not depend on the query.
+* "published": the authors' code, whose frequencies are shifted by pi: every cosine times (-1)^t.
+* "slots": step t writes to accumulator t mod r only. Its delta^ errs only between steps that are a
+  multiple of r apart, and it is exact as soon as r covers the stream.
+* "rank1": random signs (Ollivier and Charpiat, 2015), the paper's ablation.
+
+All but rank1 are periodic in t, so the phase is a small integer, exact after any number of steps.
+
+Folding: for integer t, cos(2 pi k t / r) = cos(2 pi (r - k) t / r), so the running sums of k and
+r - k are equal. Only k = 0 .. r // 2 are kept, each counted as often as it occurs. Where an
+oscillator is constantly 1, its running sum of keys is the normaliser s_t (paper: k = 0).
 """
 
 from dataclasses import dataclass
@@ -25,7 +35,7 @@ BASES = ("paper", "published", "slots", "rank1")
 
 @dataclass(frozen=True)
 class Basis:
-    """What AGaLiTe multiplies its writes by, and how it reads its running sums.
+    """The oscillators that multiply AGaLiTe's writes, and the weights that read its running sums.
 
     table:       (period, key_vectors) c_m(t) at t mod period; None for rank1, which draws signs.
     numerator:   (value_vectors,)  weight of v~_m (k~_m . q) in the attention's numerator.
@@ -52,14 +62,14 @@ class Basis:
 
 
 def cosine(k: Int[np.ndarray, "..."], t: Int[np.ndarray, "..."], r: int) -> np.ndarray:
-    """cos(2 pi k t / r) in float64; the angle is reduced in integers, so it is exact for any t."""
+    """cos(2 pi k t / r) in float64; the angle is reduced in integers and exact for any t."""
     return np.cos(2 * np.pi * ((k * t) % r) / r)
 
 
 def make_basis(name: str, r: int, *, fold: bool = True) -> Basis:
-    """`fold=False` keeps the r + 1 oscillators and the separate s of Algorithm 4 as written."""
-    validation.one_of("basis", name, BASES)
-    validation.integer("r", r, minimum=1)
+    """The basis of this name; `fold=False` keeps the r + 1 oscillators and the s of Algorithm 4."""
+    validation.check_one_of("basis", name, BASES)
+    validation.check_integer("r", r, minimum=1)
     return _make_basis(name, int(r), fold)
 
 
@@ -134,9 +144,14 @@ def delta_approximation(
     *,
     key: Array | None = None,
 ) -> np.ndarray:
-    """delta^_mn in float64 (paper: Equation for delta^ in Section 4), elementwise over m and n.
+    """delta^_mn in float64, elementwise over m and n (Section 4).
 
-    For "slots" and "rank1" r is the number of state vectors. "rank1" is random: it needs a `key`.
+    **Arguments:**
+
+    - `m`, `n`: integers, broadcast against each other.
+    - `r`: the approximation parameter; for "slots" and "rank1" the number of state vectors.
+    - `basis`: "paper", "published", "slots" or "rank1".
+    - `key`: the random signs of "rank1".
     """
     b = make_basis(basis, r)
     m, n = np.broadcast_arrays(np.asarray(m), np.asarray(n))

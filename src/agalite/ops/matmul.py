@@ -1,12 +1,11 @@
-"""The one matrix product of the models, laid out the way the CPU's library wants it.
+"""`matmul`: the matrix product of all layers, laid out for a CPU's BLAS routines.
 
 `jnp.einsum` under `vmap` keeps time and batch as two axes. The gradient of a weight then sums over
-both, and XLA transposes all of the activations' gradient into a copy before it multiplies: as many
-bytes again, for every weight, many of them alive together. Here all rows are one axis, and nothing
-is copied. A single row, a step of a stream, reads the weights where they lie, on all cores: with a
-kernel of our own where there is one (`kernels/product.h`).
+both, and XLA copies all of the activations' gradient into a transpose before it multiplies. Here
+all rows are one axis and nothing is copied. A single row, which is a step of a stream, reads the
+weights with a custom kernel (`kernels/product.h`) on all cores.
 
-It is a primitive of its own, because only a primitive meets the batch before it is differentiated.
+It is a JAX primitive, because only a primitive sees the batch before it is differentiated.
 """
 
 import math
@@ -24,21 +23,19 @@ from jaxtyping import Array, Float
 
 from agalite import kernels
 
-# A weight of at least so many numbers is multiplied with columns, if the rows are few: 1.3 to 1.8
-# times as fast as with rows, whichever way the weight lies (docs/performance.md). For smaller ones
-# the two copies into columns and back take what they gain.
+# With few rows, a weight of at least this many numbers is multiplied with columns instead: 1.3 to
+# 1.8 times as fast. For smaller weights the two copies, into columns and back, cost what they gain.
 LARGE = 500_000
 _FEW = 64
-# A smaller weight is read before a kernel of our own has started.
+# A smaller weight is read before a custom kernel has started.
 _SMALL = 2**14
 
 
 class TransposedWeight(eqx.Module):
-    """A weight (*outputs, *inputs) that lies in memory as (*inputs, *outputs).
+    """A weight (*outputs, *inputs) stored as (*inputs, *outputs).
 
-    Eight rows, the environments of one agent, are multiplied twice as fast this way round; hundreds
-    of rows, gradients, and `LARGE` weights are not (docs/performance.md). So it is a copy to act
-    with.
+    About eight rows, the environments of one agent, are multiplied twice as fast with this layout;
+    hundreds of rows, gradients and `LARGE` weights are not. So it is a copy for acting only.
     """
 
     array: Float[Array, "..."]
@@ -62,22 +59,30 @@ class TransposedWeight(eqx.Module):
         return jnp.moveaxis(self.array, axes, tuple(a - self.inputs for a in axes))[index]
 
 
-def product(
+def matmul(
     x: Float[Array, "..."], w: Float[Array, "..."] | TransposedWeight, *, outputs: int = 1
 ) -> Float[Array, "..."]:
-    """x (*rows, *inputs), w (*outputs, *inputs) -> x w^T (*rows, *outputs).
+    """x w^T for weights with any number of output and input axes.
 
-    The first `outputs` axes of w are the result's; the others are summed over.
+    **Arguments:**
+
+    - `x`: (*rows, *inputs).
+    - `w`: (*outputs, *inputs), or the same as a `TransposedWeight`.
+    - `outputs`: how many of the first axes of `w` are outputs; the others are summed over.
+
+    **Returns:**
+
+    (*rows, *outputs).
     """
     if isinstance(w, TransposedWeight):
         dtype = jnp.promote_types(x.dtype, w.dtype)
-        return _product(x.astype(dtype), w.array.astype(dtype), w.inputs, back=True)
+        return _matmul(x.astype(dtype), w.array.astype(dtype), w.inputs, back=True)
     dtype = jnp.promote_types(x.dtype, w.dtype)
-    return _product(x.astype(dtype), w.astype(dtype), outputs, back=False)
+    return _matmul(x.astype(dtype), w.astype(dtype), outputs, back=False)
 
 
-def _product(x: Array, w: Array, outputs: int, *, back: bool) -> Array:
-    """`back` sums over the outputs instead: x (*rows, *outputs) -> (*rows, *inputs)."""
+def _matmul(x: Array, w: Array, outputs: int, *, back: bool) -> Array:
+    """`back` sums over the outputs: x (*rows, *outputs) -> (*rows, *inputs)."""
     return _primitive.bind(x, w, outputs=outputs, back=back)
 
 
@@ -97,18 +102,18 @@ def _compute(x: Array, w: Array, *, outputs: int, back: bool) -> Array:
     matrix = matrix if back else matrix.T
     flat = x.reshape(-1, matrix.shape[0])
     if flat.shape[0] == 1:
-        # XLA joins a product and the bias added to it into one kernel that transposes the weights
-        # first and runs on one core. It does not know how to do that to a difference.
+        # XLA fuses a product and the bias added to it into one kernel that transposes the weights
+        # first and runs on one core. The negations prevent that.
         return -((-flat) @ matrix).reshape(shape)
     if flat.shape[0] <= _FEW and matrix.size >= LARGE and not back:
-        # Held apart, or XLA turns the product back into one with rows.
+        # The barriers keep XLA from rewriting this as a product with rows.
         columns = lax.optimization_barrier(flat.T)
         return lax.optimization_barrier(matrix.T @ columns).T.reshape(shape)
     return (flat @ matrix).reshape(shape)
 
 
 def _compute_on_cpu(x: Array, w: Array, *, outputs: int, back: bool) -> Array:
-    """`_compute`, a single row by our own kernel."""
+    """`_compute`, with a custom kernel for a single row."""
     shape = _shape(x, w, outputs, back)
     one_row = math.prod(x.shape[: _rows(x, w, outputs, back)]) == 1
     if not one_row or back or w.size < _SMALL or not kernels.usable(x, w):
@@ -125,7 +130,7 @@ def _correlate(d: Array, x: Array, w: Any, outputs: int) -> Array:
 
 
 def _gradient_of_x(d: Array, _: Any, w: Array, *, outputs: int, back: bool) -> Array:
-    return _product(d, w, outputs, back=not back)
+    return _matmul(d, w, outputs, back=not back)
 
 
 def _gradient_of_w(d: Array, x: Array, w: Any, *, outputs: int, back: bool) -> Array:
@@ -134,11 +139,11 @@ def _gradient_of_w(d: Array, x: Array, w: Any, *, outputs: int, back: bool) -> A
 
 def _batch(args: tuple[Array, Array], axes: tuple[Any, Any], *, outputs: int, back: bool):
     (x, w), (x_axis, w_axis) = args, axes
-    if w_axis is not None:  # a weight for each: nothing to share
+    if w_axis is not None:  # a weight for each element of the batch
         return jax.vmap(partial(_compute, outputs=outputs, back=back), axes)(x, w), 0
-    # A batch is more rows, wherever it lies among them.
+    # A batch is more rows, wherever its axis is among them.
     axis = min(x_axis, _rows(x, w, outputs, back) - 1)
-    return _product(jnp.moveaxis(x, x_axis, axis), w, outputs, back=back), axis
+    return _matmul(jnp.moveaxis(x, x_axis, axis), w, outputs, back=back), axis
 
 
 _primitive = Primitive("row_product")
@@ -154,46 +159,48 @@ ad.defbilinear(_primitive, _gradient_of_x, _gradient_of_w)
 batching.primitive_batchers[_primitive] = _batch
 
 
-# --- the same vector for every row --------------------------------------------------------------
+# --- broadcast_like: the same vector for every row ---------------------------------------------
 
 
 def broadcast_like(b: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """b (*outputs), x (*rows, *outputs) -> b for every row (*rows, *outputs).
+    """b (*outputs) for every row of x (*rows, *outputs): (*rows, *outputs), to be added to x.
 
-    To add it to x, say. Plain broadcasting makes `vmap` move the batch in front of time, and XLA
-    then turns all activations over between any two products and back again.
+    Plain broadcasting makes `vmap` move the batch in front of time, and XLA then transposes all
+    activations between any two products.
     """
-    if x.shape[0] == 1:  # a step of a stream has no time for the batch to get in front of
+    if x.shape[0] == 1:  # a step of a stream has no time axis to keep in front
         return jnp.broadcast_to(b, x.shape)
-    return _spread_primitive.bind(b, x)
+    return _broadcast_primitive.bind(b, x)
 
 
-def _spread_compute(b: Array, x: Array) -> Array:
+def _broadcast_compute(b: Array, x: Array) -> Array:
     return jnp.broadcast_to(b, x.shape)
 
 
-def _spread_tangent(db: Array, _: Array, x: Array) -> Array:
-    return _spread_primitive.bind(db, x)
+def _broadcast_tangent(db: Array, _: Array, x: Array) -> Array:
+    return _broadcast_primitive.bind(db, x)
 
 
-def _spread_transpose(d: Any, b: Any, _: Array) -> tuple[Any, None]:
+def _broadcast_transpose(d: Any, b: Any, _: Array) -> tuple[Any, None]:
     if isinstance(d, ad.Zero):
         return ad.Zero(b.aval), None
     return jnp.sum(d, tuple(range(d.ndim - b.aval.ndim))), None
 
 
-def _spread_batch(args: tuple[Array, Array], axes: tuple[Any, Any]) -> tuple[Array, int]:
+def _broadcast_batch(args: tuple[Array, Array], axes: tuple[Any, Any]) -> tuple[Array, int]:
     (b, x), (b_axis, x_axis) = args, axes
     if b_axis is not None:  # a vector for each
-        return jax.vmap(_spread_compute, axes)(b, x), 0
+        return jax.vmap(_broadcast_compute, axes)(b, x), 0
     axis = min(x_axis, x.ndim - b.ndim - 1)  # as in `_batch`
-    return _spread_primitive.bind(b, jnp.moveaxis(x, x_axis, axis)), axis
+    return _broadcast_primitive.bind(b, jnp.moveaxis(x, x_axis, axis)), axis
 
 
-_spread_primitive = Primitive("row_spread")
-_spread_primitive.def_impl(jax.jit(_spread_compute))
-_spread_primitive.def_abstract_eval(lambda b, x: ShapedArray(x.shape, b.dtype))
-mlir.register_lowering(_spread_primitive, mlir.lower_fun(_spread_compute, multiple_results=False))
-ad.defjvp(_spread_primitive, _spread_tangent, None)  # of x only the shape counts
-ad.primitive_transposes[_spread_primitive] = _spread_transpose
-batching.primitive_batchers[_spread_primitive] = _spread_batch
+_broadcast_primitive = Primitive("row_broadcast")
+_broadcast_primitive.def_impl(jax.jit(_broadcast_compute))
+_broadcast_primitive.def_abstract_eval(lambda b, x: ShapedArray(x.shape, b.dtype))
+mlir.register_lowering(
+    _broadcast_primitive, mlir.lower_fun(_broadcast_compute, multiple_results=False)
+)
+ad.defjvp(_broadcast_primitive, _broadcast_tangent, None)  # of x only the shape counts
+ad.primitive_transposes[_broadcast_primitive] = _broadcast_transpose
+batching.primitive_batchers[_broadcast_primitive] = _broadcast_batch

@@ -1,9 +1,8 @@
 """The first-order linear recurrence h_t = a_t * h_{t-1} + b_t, element by element.
 
-Every memory of the paper with a gate is this recurrence (Equations for C_t, s_t, v~_t, k~_t).
-Three ways to compute it give the same numbers up to rounding; which is fastest depends on the
-machine (docs/performance.md): on a CPU a plain loop beats the associative scan by an order of
-magnitude, on an accelerator it is the other way round.
+Every gated memory of the paper is this recurrence (C_t, s_t, v~_t, k~_t). Three ways to compute it
+give the same numbers up to rounding. On a CPU a plain loop is an order of magnitude faster than the
+associative scan; on an accelerator it is the other way round.
 """
 
 from functools import partial
@@ -19,8 +18,8 @@ from agalite import validation
 Method = Literal["auto", "sequential", "associative", "chunked"]
 METHODS = ("auto", "sequential", "associative", "chunked")
 
-# A loop iteration costs a few microseconds whatever its size. Below this many elements a step the
-# overhead dominates, and running many chunks side by side pays for the second pass it needs.
+# An iteration of a loop costs a few microseconds whatever its size. Below this many elements per
+# step that dominates, and running chunks side by side is worth its second pass.
 _NARROW = 512
 
 
@@ -36,14 +35,22 @@ def linear_recurrence(
     *,
     method: Method = "auto",
 ) -> Float[Array, "T *width"]:
-    """h (T, ...) with h_t = decay_t * h_{t-1} + write_t and h_{-1} = initial (zero if None).
+    """h with h_t = decay_t * h_{t-1} + write_t. The gradient keeps h and decay only.
 
-    decay, write: (T, ...); initial: (...); resets: (T,) bool, where true forgets everything
-    before t. The gradient keeps h and decay and nothing else, for every method.
+    **Arguments:**
+
+    - `decay`, `write`: (T, ...).
+    - `initial`: (...), the state before the first step; `None` is zero.
+    - `resets`: (T,) true forgets everything before t.
+    - `method`: "auto", "sequential", "associative" or "chunked".
+
+    **Returns:**
+
+    h (T, ...).
     """
-    validation.one_of("method", method, METHODS)
+    validation.check_one_of("method", method, METHODS)
     validation.check_shape("write", write, decay.shape)
-    validation.nonempty("decay", decay)
+    validation.check_nonempty("decay", decay)
     if initial is None:
         initial = jnp.zeros(decay.shape[1:], decay.dtype)
     validation.check_shape("initial", initial, decay.shape[1:])

@@ -1,17 +1,18 @@
-"""AGaLiTe's attention (Algorithm 4) at the speed of the machine's caches.
+"""AGaLiTe's attention (Algorithm 4) arranged for a CPU's caches, in XLA.
 
-The recurrence itself is a handful of operations per number of state; what costs time is moving the
-trajectories of the state through memory, forwards and again backwards. So time is cut into chunks:
+The recurrence is a handful of operations per number of state. What costs time is moving the
+trajectory of the state through memory, forwards and backwards. So time is divided into chunks:
 
 * inside a chunk a short loop writes the trajectory of the running sums k~ and v~, small enough to
   stay in cache, and a few contractions turn it into outputs;
-* between chunks only the state at the boundary is kept, one for `chunk` steps;
+* between chunks only the state at the boundary is kept, one per chunk;
 * the gradient walks the chunks backwards, rebuilds each trajectory from its boundary and runs the
-  adjoint recurrence beside it. It is written by hand because autodiff of the loop would store the
-  trajectory of every intermediate instead.
+  adjoint recurrence beside it. It is a custom gradient, because autodiff of the loop would store
+  the trajectory of every intermediate.
 
 Keys, queries and gamma come as outer products (`features.Outer`) and are multiplied out one chunk,
-or one step, at a time.
+or one step, at a time. The first axis of `Sums` and the second of `Inputs` are lanes: heads, and
+under `vmap` heads times batch.
 """
 
 import math
@@ -27,23 +28,26 @@ from jaxtyping import Array, Float
 from agalite.ops._batching import batched_as_lanes, pad_time
 from agalite.ops.features import Outer
 
-# What a chunk's trajectory may take of cache, for each lane. Longer chunks have fewer boundaries;
-# beyond so many steps nothing more is gained (docs/performance.md).
+# Cache that a chunk's trajectory may take, per lane. Longer chunks have fewer boundaries, but
+# beyond this length nothing more is gained (docs/performance.md).
 _LANE_BYTES = 128 * 2**10
 _LONGEST_CHUNK = 32
-# Axes up to so long are summed term by term: see `_total`.
+# Axes up to this length are summed term by term: see `_total`.
 _SHORT = 8
 
 
 class Inputs(NamedTuple):
-    """All of one sequence; E and W are the widths of the outer products' factors, K = E * W."""
+    """One sequence. E and W are the widths of the outer products' factors, K = E * W.
+
+    keep is 0 where an episode begins and 1 elsewhere.
+    """
 
     q: Outer
     k: Outer
     gamma: Outer | None
     v: Float[Array, "T H V"]
     beta: Float[Array, "T H V"] | None
-    osc: Float[Array, "T H Rk"]
+    cosines: Float[Array, "T H Rk"]
     keep: Float[Array, "T H"]
 
 
@@ -52,8 +56,8 @@ class Sums(NamedTuple):
     values: Float[Array, "H R V"]
 
 
-class Reading(NamedTuple):
-    """How outputs are read off the sums: constants of the basis."""
+class Readout(NamedTuple):
+    """How outputs are read from the sums: constants of the basis (`delta.Basis`)."""
 
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
@@ -65,7 +69,7 @@ def _outer(x: Outer) -> Array:
 
 
 def _decays(x: Inputs) -> tuple[Array, Array]:
-    """What is left of k~ (H, 1, E, W) and v~ (H, 1, V) after one step of time."""
+    """The decay of k~ (H, 1, E, W) and of v~ (H, 1, V) in one step of time."""
     if x.gamma is None or x.beta is None:
         return x.keep[:, None, None, None], x.keep[:, None, None]
     key = x.keep[:, None, None] * (1 - _outer(x.gamma))
@@ -81,10 +85,10 @@ def _writes(x: Inputs) -> tuple[Array, Array]:
 
 
 def _total(a: Array, b: Array, axis: int) -> Array:
-    """Sum of a * b along an axis that is short: the oscillators, or the narrow factor.
+    """Sum of a * b along a short axis: the oscillators, or the narrow factor.
 
-    Written out, it is one pass over memory in which slices cost nothing. As a sum or a product XLA
-    hands it to a library made for long ones, which copies the slices first (docs/performance.md).
+    Written out it is one pass over memory in which slices cost nothing. As a sum or a product, XLA
+    calls a library routine for long axes, which copies the slices first.
     """
     if b.shape[axis] > _SHORT:
         return jnp.sum(a * b, axis)
@@ -97,19 +101,19 @@ def _advance(sums: Sums, x: Inputs) -> Sums:
     key_decay, value_decay = _decays(x)
     key, value = _writes(x)
     return Sums(
-        key_decay * sums.keys + x.osc[..., None, None] * key[:, None],
-        value_decay * sums.values + x.osc[:, : sums.values.shape[1], None] * value[:, None],
+        key_decay * sums.keys + x.cosines[..., None, None] * key[:, None],
+        value_decay * sums.values + x.cosines[:, : sums.values.shape[1], None] * value[:, None],
     )
 
 
 def _trajectory(
     start: Sums, inputs: Inputs, first: Array, path: Sums, *, with_start: bool
 ) -> tuple[Sums, Sums]:
-    """`_advance` from step `first` on for as many steps as `path` has room.
+    """`_advance` from step `first` on, for as many steps as `path` has room.
 
-    Returns the last sums and all of them (T, ...), written into `path`, after the start if asked.
-    The loop reads its inputs where they lie and writes where it is told to: slicing a chunk out of
-    the inputs and making room for its trajectory would cost as much as the arithmetic.
+    Returns the last sums and all of them (T, ...), written into `path`, behind the start if
+    `with_start`. The loop reads its inputs and writes its results in place: slicing a chunk out of
+    the inputs and allocating its trajectory would cost as much as the arithmetic.
     """
     skip = int(with_start)
     if with_start:
@@ -148,14 +152,14 @@ def _scores(keys: Array, q: Outer) -> Float[Array, "T H Rk"]:
     return _total(along, q.narrow[:, :, None], axis=-1)
 
 
-def _mixture(reading: Reading, scores: Float[Array, "T H Rk"]) -> Float[Array, "T H R"]:
+def _mixture(readout: Readout, scores: Float[Array, "T H Rk"]) -> Float[Array, "T H R"]:
     """Algorithm 4, lines 14-16: how much of each v~_m is in the output."""
-    bottom = scores @ jnp.asarray(reading.denominator, scores.dtype) + reading.epsilon
-    top = scores[..., : len(reading.numerator)] * jnp.asarray(reading.numerator, scores.dtype)
+    bottom = scores @ jnp.asarray(readout.denominator, scores.dtype) + readout.epsilon
+    top = scores[..., : len(readout.numerator)] * jnp.asarray(readout.numerator, scores.dtype)
     return top / bottom[..., None]
 
 
-def _forward(reading: Reading, size: int, start: Sums, inputs: Inputs):
+def _forward(readout: Readout, size: int, start: Sums, inputs: Inputs):
     """-> last sums, out (T, H, V), scores (T, H, Rk), the sums at the start of each chunk."""
 
     def one(carry: tuple[Sums, Sums], n: Array):
@@ -163,16 +167,16 @@ def _forward(reading: Reading, size: int, start: Sums, inputs: Inputs):
         last, path = _trajectory(sums, inputs, n * size, path, with_start=False)
         q = _slice(inputs.q, n * size, size)
         scores = _scores(path.keys, q)
-        out = jnp.einsum("thr,thrv->thv", _mixture(reading, scores), path.values)
+        out = jnp.einsum("thr,thrv->thv", _mixture(readout, scores), path.values)
         return (last, path), (out, scores, sums)
 
     carry, numbers = (start, _room(start, size)), jnp.arange(inputs.v.shape[0] // size)
     (last, _), (out, scores, boundaries) = lax.scan(one, carry, numbers)
-    return last, out.reshape(inputs.v.shape), scores.reshape(inputs.osc.shape), boundaries
+    return last, out.reshape(inputs.v.shape), scores.reshape(inputs.cosines.shape), boundaries
 
 
 def _backward(
-    reading: Reading,
+    readout: Readout,
     size: int,
     dlast: Sums,
     inputs: Inputs,
@@ -184,7 +188,7 @@ def _backward(
         after, path, adjoint = carry
         n, start = x
         after, path, adjoint, gradient = _chunk_gradient(
-            reading, after, inputs, scores, dout, start, n * size, path, adjoint
+            readout, after, inputs, scores, dout, start, n * size, path, adjoint
         )
         return (after, path, adjoint), gradient
 
@@ -194,26 +198,22 @@ def _backward(
     return dstart, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gradient)
 
 
-def attend(reading: Reading, start: Sums, inputs: Inputs) -> tuple[Sums, Float[Array, "T H V"]]:
-    """Returns the last sums and the outputs.
-
-    The first axis of `start` and the second of `inputs` are lanes: heads, and under `vmap` the
-    batch too.
-    """
-    result: Any = _attend(reading, start, inputs)
+def attend(readout: Readout, start: Sums, inputs: Inputs) -> tuple[Sums, Float[Array, "T H V"]]:
+    """The last sums and the outputs (T, H, V)."""
+    result: Any = _attend(readout, start, inputs)
     return result
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(reading: Reading, start: Sums, inputs: Inputs) -> tuple[Sums, Array]:
-    return _attend_fwd(reading, start, inputs)[0]
+def _attend(readout: Readout, start: Sums, inputs: Inputs) -> tuple[Sums, Array]:
+    return _attend_fwd(readout, start, inputs)[0]
 
 
-def _attend_fwd(reading: Reading, start: Sums, inputs: Inputs):
+def _attend_fwd(readout: Readout, start: Sums, inputs: Inputs):
     def forward(start: Sums, inputs: Inputs):
         size = _chunk_size(start, inputs)
         padded, steps = pad_time(inputs, size)
-        last, out, scores, boundaries = _forward(reading, size, start, padded)
+        last, out, scores, boundaries = _forward(readout, size, start, padded)
         return last, out[:steps], scores[:steps], boundaries
 
     forward = batched_as_lanes(forward, (0, 1), (0, 1, 1, 1))
@@ -222,13 +222,13 @@ def _attend_fwd(reading: Reading, start: Sums, inputs: Inputs):
 
 
 def _attend_bwd(
-    reading: Reading, saved: tuple[Inputs, Array, Sums], cotangents: tuple[Sums, Array]
+    readout: Readout, saved: tuple[Inputs, Array, Sums], cotangents: tuple[Sums, Array]
 ):
     def backward(dlast: Sums, inputs: Inputs, scores: Array, boundaries: Sums, dout: Array):
         size = _chunk_size(dlast, inputs)
         inputs, steps = pad_time(inputs, size)
         (scores, dout), _ = pad_time((scores, dout), size)
-        dstart, gradient = _backward(reading, size, dlast, inputs, scores, boundaries, dout)
+        dstart, gradient = _backward(readout, size, dlast, inputs, scores, boundaries, dout)
         return dstart, jax.tree.map(lambda x: x[:steps], gradient)
 
     backward = batched_as_lanes(backward, (0, 1, 1, 1, 1), (0, 1))
@@ -236,7 +236,7 @@ def _attend_bwd(
 
 
 def _chunk_size(sums: Sums, inputs: Inputs) -> int:
-    """Steps whose trajectory fits the budget, a power of two; the same for any number of lanes."""
+    """Steps whose trajectory fits the cache, a power of two; independent of the number of lanes."""
     lane = sum(x[0].size * x.dtype.itemsize for x in sums)
     size = 1 << max(3, int(math.log2(max(1, _LANE_BYTES // lane))))
     return min(size, _LONGEST_CHUNK, 1 << (inputs.v.shape[0] - 1).bit_length())
@@ -246,7 +246,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _chunk_gradient(
-    reading: Reading,
+    readout: Readout,
     after: Sums,
     inputs: Inputs,
     scores: Array,
@@ -256,21 +256,24 @@ def _chunk_gradient(
     path: Sums,
     adjoint: Sums,
 ) -> tuple[Sums, Sums, Sums, Inputs]:
-    """`after` is the gradient that reaches the chunk's last sums from later; returns the one that
-    leaves its first, the room for trajectories again, and the gradient of every input."""
+    """The gradient of one chunk.
+
+    `after` is the gradient of the chunk's last sums. Returns the gradient of the sums before the
+    chunk, the two buffers, and the gradient of every input.
+    """
     size = adjoint.keys.shape[0]
     _, path = _trajectory(start, inputs, first, path, with_start=True)
     before = jax.tree.map(lambda x: x[:-1], path)
     sums = jax.tree.map(lambda x: x[1:], path)
     chunk, douts = _slice(inputs, first, size), _slice(dout, first, size)
-    mixture, mixture_vjp = jax.vjp(partial(_mixture, reading), _slice(scores, first, size))
+    mixture, mixture_vjp = jax.vjp(partial(_mixture, readout), _slice(scores, first, size))
     (dscores,) = mixture_vjp(jnp.einsum("thv,thrv->thr", douts, sums.values))
 
     def step(back: Array, carry: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
         later, adjoint = carry
         i = size - 1 - back
         t = first + i
-        # The adjoint at t is that at t + 1 decayed as step t + 1 decays; `after` has been already.
+        # The adjoint at t is that at t + 1 times step t + 1's decay; `after` includes it already.
         key_decay, value_decay = (
             jnp.where(back == 0, 1, decay) for decay in _decays(_at(inputs, t + 1))
         )
@@ -285,11 +288,11 @@ def _chunk_gradient(
     decays = _decays(_at(inputs, first))
     leaving = Sums(*(d * x for d, x in zip(decays, earliest, strict=True)))
     dq = _total(dscores[..., None, None], sums.keys, axis=2)
-    dkey = _total(chunk.osc[..., None, None], adjoint.keys, axis=2)
-    dvalue = _total(chunk.osc[:, :, : mixture.shape[-1], None], adjoint.values, axis=2)
+    dkey = _total(chunk.cosines[..., None, None], adjoint.keys, axis=2)
+    dvalue = _total(chunk.cosines[:, :, : mixture.shape[-1], None], adjoint.values, axis=2)
     gradient = chunk._replace(
         q=_outer_gradient(chunk.q, dq),
-        osc=jnp.zeros_like(chunk.osc),
+        cosines=jnp.zeros_like(chunk.cosines),
         keep=jnp.zeros_like(chunk.keep),
     )
     k, gamma = chunk.k, chunk.gamma
@@ -298,7 +301,7 @@ def _chunk_gradient(
         return leaving, path, adjoint, gradient
 
     keep = chunk.keep[..., None]
-    # What is written, gamma * k, is an outer product too: its gradient serves k and gamma.
+    # The write gamma * k is an outer product too: its gradient serves k and gamma.
     written = Outer(gamma.narrow * k.narrow, gamma.wide * k.wide)
     dwritten = _outer_gradient(written, dkey)
     lost = _outer_gradient(gamma, _total(adjoint.keys, before.keys, axis=2))

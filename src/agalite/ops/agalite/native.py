@@ -1,7 +1,10 @@
-"""AGaLiTe's attention (Algorithm 4) by our own kernels: `kernels/agalite.h`.
+"""AGaLiTe's attention (Algorithm 4) by custom kernels: `kernels/agalite.h` and `kernels/stack.h`.
 
-The same scheme as `agalite_chunked.py`: sums are kept at the start of each chunk, and the gradient
-rebuilds the trajectory of a chunk from there. Only for gated attention.
+`attend` is one layer over a sequence, with the scheme of `chunked.py`: sums are kept at the start
+of each chunk, and the gradient rebuilds a chunk's trajectory from there. It needs gates.
+
+`step_layers` is one step of all layers of a model in a single kernel. A step is a chain of small
+products, and starting what lies between them takes XLA longer than computing it.
 """
 
 from functools import partial
@@ -9,47 +12,50 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import custom_batching, lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from agalite import kernels
 from agalite.ops._batching import batched_as_lanes
-from agalite.ops.agalite.chunked import Reading, Sums
+from agalite.ops.agalite.chunked import Readout, Sums
+from agalite.ops.delta import Basis, advance_phase, oscillators
+from agalite.ops.features import EPSILON
 
-# Steps and lanes whose trajectories are rebuilt together: they fit the second cache.
+# Steps and lanes whose trajectories are rebuilt together: they fit the L2 cache.
 _CHUNK = 8
 _GROUP = 16
 
 
 class Inputs(NamedTuple):
-    columns: Float[Array, "T H N"]  # see projected.py
+    columns: Float[Array, "T H N"]  # the layout of features.join_columns
     keep: Float[Array, "T H"]
-    osc: Float[Array, "T H Rk"]
+    cosines: Float[Array, "T H Rk"]
 
 
 def attend(
-    reading: Reading, activate: bool, start: Sums, inputs: Inputs
+    readout: Readout, activate: bool, start: Sums, inputs: Inputs
 ) -> tuple[Sums, Float[Array, "T H V"]]:
-    """Returns the last sums and the outputs; lanes as in `agalite_chunked.attend`.
+    """The last sums and the outputs (T, H, V).
 
-    activate: the columns have not been through relu and sigmoid yet.
+    activate: apply relu and sigmoid to the columns; false if they are activated already.
     """
-    result: Any = _attend(reading, activate, start, inputs)
+    result: Any = _attend(readout, activate, start, inputs)
     return result
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(reading: Reading, activate: bool, start: Sums, inputs: Inputs) -> tuple[Sums, Array]:
-    last, out, *_ = _forward(reading, activate, False, start, inputs)
+def _attend(readout: Readout, activate: bool, start: Sums, inputs: Inputs) -> tuple[Sums, Array]:
+    last, out, *_ = _forward(readout, activate, False, start, inputs)
     return last, out
 
 
-def _attend_fwd(reading: Reading, activate: bool, start: Sums, inputs: Inputs):
-    last, out, scores, boundaries = _forward(reading, activate, True, start, inputs)
+def _attend_fwd(readout: Readout, activate: bool, start: Sums, inputs: Inputs):
+    last, out, scores, boundaries = _forward(readout, activate, True, start, inputs)
     return (last, out), (inputs, boundaries, scores)
 
 
 def _attend_bwd(
-    reading: Reading,
+    readout: Readout,
     activate: bool,
     saved: tuple[Inputs, Sums, Array],
     cotangents: tuple[Sums, Array],
@@ -57,10 +63,10 @@ def _attend_bwd(
     def backward(inputs: Inputs, boundaries: Sums, scores: Array, dlast: Sums, dout: Array):
         shapes = [inputs.columns.shape, *(x.shape for x in dlast)]
         dcolumns, *dstart = _call(
-            "agalite_backward", shapes, reading, activate, inputs, boundaries, scores, *dlast, dout
+            "agalite_backward", shapes, readout, activate, inputs, boundaries, scores, *dlast, dout
         )
         return Sums(*dstart), Inputs(
-            dcolumns, jnp.zeros_like(inputs.keep), jnp.zeros_like(inputs.osc)
+            dcolumns, jnp.zeros_like(inputs.keep), jnp.zeros_like(inputs.cosines)
         )
 
     backward = batched_as_lanes(backward, (1, 1, 1, 0, 1), (0, 1))
@@ -70,17 +76,17 @@ def _attend_bwd(
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _forward(reading: Reading, activate: bool, keep_boundaries: bool, start: Sums, inputs: Inputs):
-    """-> last sums, out, scores, and the sums at the start of each chunk, if they are asked for."""
+def _forward(readout: Readout, activate: bool, keep_boundaries: bool, start: Sums, inputs: Inputs):
+    """The last sums, outputs, scores, and if asked for the sums at the start of each chunk."""
 
     def forward(start: Sums, inputs: Inputs):
         steps = inputs.keep.shape[0]
         out = (*inputs.keep.shape, start.values.shape[-1])
-        shapes = [*(x.shape for x in start), out, inputs.osc.shape]
+        shapes = [*(x.shape for x in start), out, inputs.cosines.shape]
         if keep_boundaries:
             shapes += [(-(-steps // _CHUNK), *x.shape) for x in start]
         keys, values, out, scores, *boundaries = _call(
-            "agalite_forward", shapes, reading, activate, inputs, start
+            "agalite_forward", shapes, readout, activate, inputs, start
         )
         return Sums(keys, values), out, scores, Sums(*boundaries) if boundaries else None
 
@@ -91,13 +97,13 @@ def _forward(reading: Reading, activate: bool, keep_boundaries: bool, start: Sum
 def _call(
     name: str,
     shapes: list[Any],
-    reading: Reading,
+    readout: Readout,
     activate: bool,
     x: Inputs,
     sums: Sums,
     *more: Array,
 ) -> list[Array]:
-    constants = (jnp.asarray(c, x.keep.dtype) for c in (reading.numerator, reading.denominator))
+    constants = (jnp.asarray(c, x.keep.dtype) for c in (readout.numerator, readout.denominator))
     return kernels.call(
         name,
         shapes,
@@ -107,7 +113,73 @@ def _call(
         *more,
         narrow=sums.keys.shape[-2],
         activate=activate,
-        epsilon=reading.epsilon,
+        epsilon=readout.epsilon,
         chunk=_CHUNK,
         group=max(1, min(_GROUP, x.keep.shape[1] // kernels.threads())),
     )
+
+
+def step_layers(
+    weights: Float[Array, " N"],
+    basis: Basis,
+    keys: Float[Array, "L H Rk K"],
+    values: Float[Array, "L H R V"],
+    phase: Int[Array, ""],
+    signs: UInt32[Array, " 2"] | None,
+    h: Float[Array, "1 D"],
+    resets: Bool[Array, " 1"],
+    *,
+    eta: int,
+    ffn_size: int,
+) -> tuple[Float[Array, "L H Rk K"], Float[Array, "L H R V"], Int[Array, ""], Float[Array, "1 D"]]:
+    """One step of all L layers: keys, values, phase and h after it.
+
+    weights: every weight of every layer, in the order in which the kernel reads them
+    (`agalite.memory.agalite.PackedBlocks`).
+    """
+    phases = advance_phase(phase, resets, basis.period)
+    cosines = oscillators(basis, phases, signs, h.dtype)
+    readout = [jnp.asarray(c, h.dtype) for c in (basis.numerator, basis.denominator)]
+    streams = (h, keys[None], values[None], cosines, (~resets).astype(h.dtype))
+    h, keys, values = _stack_kernel(eta, ffn_size)((weights, *readout), streams)
+    return keys[0], values[0], phases[0], h
+
+
+def _stack_kernel(eta: int, ffn_size: int) -> Any:
+    """The kernel. Under `vmap` it takes more streams, or runs once for each set of weights."""
+
+    @custom_batching.custom_vmap
+    def call(weights: Any, streams: Any) -> tuple[Array, ...]:
+        h, keys, values, cosines, keep = streams
+        packed, *readout = weights
+        new = kernels.call(
+            "stack",
+            [h.shape, keys.shape, values.shape],
+            h,
+            packed,
+            keys,
+            values,
+            cosines,
+            keep,
+            *readout,
+            narrow=eta,
+            hidden=ffn_size,
+            epsilon=EPSILON,
+        )
+        return tuple(new)
+
+    @call.def_vmap
+    def rule(size: int, batched: Any, weights: Any, streams: Any) -> tuple[Any, Any]:
+        def broadcast(is_batched: bool, x: Array) -> Array:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+        streams = jax.tree.map(broadcast, batched[1], streams)
+        if any(jax.tree.leaves(batched[0])):
+            weights = jax.tree.map(broadcast, batched[0], weights)
+            out = lax.map(lambda x: call(*x), (weights, streams))
+        else:
+            merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), streams)
+            out = tuple(x.reshape(size, -1, *x.shape[1:]) for x in call(weights, merged))
+        return out, (True, True, True)
+
+    return call

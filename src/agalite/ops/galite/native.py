@@ -1,7 +1,7 @@
-"""GaLiTe's attention (Algorithm 3) by our own kernels: `kernels/galite.h`.
+"""GaLiTe's attention (Algorithm 3) by custom kernels: `kernels/galite.h`. It needs gates.
 
-C is kept every `_CHUNK` steps, and the gradient rebuilds it between; so the memory of training
-grows as (T / chunk) * V * K a lane, and the kernels themselves need about a megabyte a thread.
+C is kept every `_CHUNK` steps, and the gradient rebuilds it in between. So the memory of training
+grows as (T / chunk) * V * K per lane, and the kernels themselves need about a megabyte per thread.
 """
 
 from functools import partial
@@ -13,49 +13,55 @@ from jaxtyping import Array, Float
 
 from agalite import kernels
 from agalite.ops._batching import batched_as_lanes
-from agalite.ops.galite.chunked import Matrix
+from agalite.ops.linear import MatrixState
 
 _CHUNK = 64
 
 
 class Inputs(NamedTuple):
-    columns: Float[Array, "T H N"]  # see projected.py
+    columns: Float[Array, "T H N"]  # the layout of features.join_columns
     keep: Float[Array, "T H"]
 
 
 def attend(
-    epsilon: float, narrow: int, activate: bool, start: Matrix, inputs: Inputs
-) -> tuple[Matrix, Float[Array, "T H V"]]:
-    """Returns the last state and the outputs; lanes as in `galite_chunked.attend`.
+    epsilon: float, narrow: int, activate: bool, start: MatrixState, inputs: Inputs
+) -> tuple[MatrixState, Float[Array, "T H V"]]:
+    """The last state and the outputs (T, H, V).
 
-    narrow: E; activate: the columns have not been through relu and sigmoid yet.
+    narrow: E, the width of the outer products' narrow factor. activate: apply relu and sigmoid to
+    the columns; false if they are activated already.
     """
     result: Any = _attend((epsilon, narrow, activate), start, inputs)
     return result
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(how: Any, start: Matrix, inputs: Inputs) -> tuple[Matrix, Array]:
+def _attend(how: Any, start: MatrixState, inputs: Inputs) -> tuple[MatrixState, Array]:
     last, out, *_ = _forward(how, False, start, inputs)
     return last, out
 
 
-def _attend_fwd(how: Any, start: Matrix, inputs: Inputs):
+def _attend_fwd(how: Any, start: MatrixState, inputs: Inputs):
     last, out, bottom, boundaries = _forward(how, True, start, inputs)
     return (last, out), (inputs, boundaries, out, bottom)
 
 
 def _attend_bwd(
-    how: Any, saved: tuple[Inputs, Matrix, Array, Array], cotangents: tuple[Matrix, Array]
-) -> tuple[Matrix, Inputs]:
+    how: Any, saved: tuple[Inputs, MatrixState, Array, Array], cotangents: tuple[MatrixState, Array]
+) -> tuple[MatrixState, Inputs]:
     def backward(
-        inputs: Inputs, boundaries: Matrix, out: Array, bottom: Array, dlast: Matrix, dout: Array
+        inputs: Inputs,
+        boundaries: MatrixState,
+        out: Array,
+        bottom: Array,
+        dlast: MatrixState,
+        dout: Array,
     ):
         shapes = [inputs.columns.shape, *(x.shape for x in dlast)]
         dcolumns, *dstart = _call(
             "galite_backward", shapes, how, inputs, boundaries, out, bottom, *dlast, dout
         )
-        return Matrix(*dstart), Inputs(dcolumns, jnp.zeros_like(inputs.keep))
+        return MatrixState(*dstart), Inputs(dcolumns, jnp.zeros_like(inputs.keep))
 
     backward = batched_as_lanes(backward, (1, 1, 1, 1, 0, 1), (0, 1))
     return backward(*saved, *cotangents)
@@ -64,17 +70,17 @@ def _attend_bwd(
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _forward(how: Any, keep_boundaries: bool, start: Matrix, inputs: Inputs):
-    """-> last state, out, what it was divided by, and the state at the start of each chunk."""
+def _forward(how: Any, keep_boundaries: bool, start: MatrixState, inputs: Inputs):
+    """The last state, outputs, their denominators, and if asked for the state before each chunk."""
 
-    def forward(start: Matrix, inputs: Inputs):
+    def forward(start: MatrixState, inputs: Inputs):
         steps = inputs.keep.shape[0]
         out = (*inputs.keep.shape, start.C.shape[-2])
         shapes = [*(x.shape for x in start), out, inputs.keep.shape]
         if keep_boundaries:
             shapes += [(-(-steps // _CHUNK), *x.shape) for x in start]
         C, s, out, bottom, *boundaries = _call("galite_forward", shapes, how, inputs, start)
-        return Matrix(C, s), out, bottom, Matrix(*boundaries) if boundaries else None
+        return MatrixState(C, s), out, bottom, MatrixState(*boundaries) if boundaries else None
 
     axes = (0, 1, 1, 1 if keep_boundaries else None)
     return batched_as_lanes(forward, (0, 1), axes)(start, inputs)
@@ -85,7 +91,7 @@ def _call(
     shapes: list[Any],
     how: tuple[float, int, bool],
     x: Inputs,
-    state: Matrix,
+    state: MatrixState,
     *more: Array,
 ) -> list[Array]:
     epsilon, narrow, activate = how

@@ -1,4 +1,4 @@
-"""Softmax attention over a sliding window of the past, in blocks.
+"""Softmax attention (Algorithm 1), causal, over a sliding window of the past.
 
 Query t may read the keys of the `window` inputs before it and its own, nothing older and nothing
 from before the last reset. Blocks of queries read only the stretch of keys that their windows
@@ -7,10 +7,52 @@ cover, so the cost grows as T * (window + block), not as T * (window + T).
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from agalite import validation
+from agalite.ops._arguments import as_resets, check_heads
+from agalite.ops.resets import episode_starts
 
 _BLOCK = 64
 _MOST_BLOCKS = 16  # The loop over blocks is unrolled, so that shapes stay static.
+
+
+def softmax_attention(
+    q: Float[Array, "T H V"],
+    k: Float[Array, "T H V"],
+    v: Float[Array, "T H V"],
+    resets: Bool[Array, " T"] | None = None,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Float[Array, "T H V"]:
+    """Algorithm 1, causal: softmax(Q K^T * scale) V over the inputs since the last reset.
+
+    **Arguments:**
+
+    - `q`, `k`, `v`: (T, H, V).
+    - `resets`: (T,) true where an episode begins.
+    - `window`: how many inputs before its own a query may read; `None`: all.
+    - `scale`: 1 / sqrt(V) if `None`. Algorithm 1 writes sqrt(d); GTrXL divides by the head's width,
+        and so does this.
+
+    **Returns:**
+
+    (T, H, V).
+    """
+    check_heads(q=q, k=k, v=v, resets=resets)
+    validation.check_shape("k", k, q.shape)
+    steps = q.shape[0]
+    if window is not None:
+        validation.check_integer("window", window, minimum=0)
+    return window_attention(
+        q,
+        k,
+        v,
+        episode_starts(as_resets(resets, steps)),
+        window=steps - 1 if window is None else window,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+    )
 
 
 def window_attention(
