@@ -1,8 +1,8 @@
-"""How all our charts look. Matplotlib is imported when something is drawn, not before."""
+"""The common style of all charts. Matplotlib is imported only when something is drawn."""
 
 from typing import Any
 
-# Told apart by people who confuse red and green, in print too (Okabe and Ito, 2008).
+# Distinguishable for colour-blind readers and in print (Okabe and Ito, 2008).
 COLOURS = BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = (
     "#0072B2",
     "#D55E00",
@@ -15,21 +15,21 @@ COLOURS = BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = (
 INK, FAINT = "#333333", "#DDDDDD"
 
 
-def blank(width: float, height: float) -> Any:
-    """An empty figure of so many inches."""
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure; `width` and `height` are in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError('pictures need matplotlib: pip install "agalite[train]"') from error
-    # Not pyplot: it keeps every figure, and a backend, for the whole process.
+    # pyplot would keep every figure alive and choose a backend for the whole process.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def dress(axes: Any, *, size: int = 9) -> None:
-    """A grid behind the lines, and no more of a frame than is needed; `size` is of the numbers."""
+def style_axes(axes: Any, *, size: int = 9) -> None:
+    """Draw a grid behind the lines and no frame; `size` is the font size of the tick labels."""
     axes.grid(color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -37,8 +37,8 @@ def dress(axes: Any, *, size: int = 9) -> None:
     axes.tick_params(colors=INK, labelsize=size)
 
 
-def whole_range(axes: Any) -> None:
-    """For a rate: from 0 to 1, so that panels compare; unless the numbers go beyond."""
+def unit_range(axes: Any) -> None:
+    """Show the range of a rate, from 0 to 1, unless values lie outside."""
     low, high = axes.get_ylim()
     if low > -0.2 and high < 1.2:
         axes.set_ylim(-0.03, 1.03)

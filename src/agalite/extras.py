@@ -1,4 +1,4 @@
-"""Packages that only some of the work needs, and how to get them."""
+"""Optional packages: which a task needs, and the extra that installs them."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,20 +7,28 @@ TRAINING = ("optax", "orbax.checkpoint", "tensorboardX", "matplotlib", "gymnax",
 
 
 def require(what: str, packages: Sequence[str], extra: str) -> None:
-    """Refuse to begin `what` without `packages`, and say what to install."""
+    """Raise `ValueError` unless all `packages` are installed.
+
+    **Arguments:**
+
+    - `what`: the task, for the message.
+    - `packages`: names of modules.
+    - `extra`: the extra of agalite that installs them.
+    """
     missing = [name for name in packages if not _installed(name)]
     if missing:
         raise ValueError(f'{what} needs {", ".join(missing)}: pip install "agalite[{extra}]"')
 
 
 def require_training(what: str) -> None:
+    """Raise `ValueError` unless all that training needs is installed."""
     require(what, TRAINING, "envs,train")
 
 
 def _installed(name: str) -> bool:
     try:
         found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # the package that it would be in is missing
+    except ModuleNotFoundError:  # its parent package is missing
         return False
-    # Any folder of that name passes for a package, ./wandb for one; only a real one has a file.
+    # A folder of that name, for example ./wandb, is a namespace package: it has no file.
     return found is not None and found.origin is not None

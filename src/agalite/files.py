@@ -1,4 +1,4 @@
-"""Files that are either there whole or not at all, whatever kills the process or the machine."""
+"""Atomic writes: a file has its old or its new contents, also after a crash or a power cut."""
 
 import contextlib
 import json
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def cache(name: str) -> Path:
-    """The folder for what can be made again, by the usual rules; it need not exist yet."""
+    """The cache folder `name`, by the XDG rules; it need not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / name
 
 
 def check_writable(name: str, path: Path) -> None:
-    """Before hours of work are done for it: can a file be written there?"""
+    """Raise `ValueError` unless a file can be written to `path`; `name` is the argument's."""
     if not path.parent.is_dir():
         raise ValueError(f"{name}={str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if path.is_dir():
@@ -30,12 +30,12 @@ def check_writable(name: str, path: Path) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` at once: a reader sees the old ones or the new ones."""
+    """Replace the contents of `path` atomically, and sync them to the disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            # mkstemp makes files that only their owner can read; this one is to be like any other.
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            # mkstemp makes files that only their owner can read.
+            os.fchmod(file.fileno(), 0o666 & ~_UMASK)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -48,12 +48,13 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write `plain(value)` as JSON, atomically."""
     text = json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False)
     write(path, f"{text}\n".encode())
 
 
 def sync(path: Path) -> None:
-    """Wait until the file, or the folder's list of names, is on the disk."""
+    """Wait until the file, or the folder's list of entries, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -62,7 +63,7 @@ def sync(path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold; NaN and infinity, which it cannot, become null."""
+    """`value` as JSON can hold it: arrays become lists, paths text, NaN and infinity None."""
     if isinstance(value, dict):
         return {str(name): plain(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
@@ -76,11 +77,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-# The only way to read the umask is to set it, which is not safe once there are threads: here, while
-# the module is imported, is as early as can be.
+# The umask can only be read by setting it, which is not safe once there are threads. It is read
+# while this module is imported.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
-
-
-def _umask() -> int:
-    return _UMASK

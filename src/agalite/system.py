@@ -1,4 +1,7 @@
-"""How this process uses the machine."""
+"""The process and the machine: memory pages, cores, devices, signals, versions.
+
+Imported by the command line before anything else, so JAX is imported only where it is needed.
+"""
 
 import contextlib
 import importlib.metadata
@@ -12,8 +15,8 @@ from pathlib import Path
 
 from agalite.version import __version__
 
-# Large pages; and what is freed is kept for the next call, of whatever thread, instead of being
-# handed back to the system and cleared by it.
+# Huge pages; and freed memory is kept for the next call, of whatever thread, instead of being
+# returned to the system, which would clear it.
 _KEEP = 4 * 2**30
 _TUNABLES = (
     "glibc.malloc.hugetlb=1",
@@ -24,11 +27,11 @@ _TUNABLES = (
 
 
 def with_huge_pages() -> None:
-    """Start this command again with large memory pages, if that is possible and not done yet.
+    """Restart this command with huge memory pages, if the system has them and it is not done yet.
 
-    XLA takes its working memory anew for every call, and with pages of 4 kB the system spends a
-    fifth of a training step handing them out (docs/performance.md). glibc reads these settings only
-    when a process starts. AGALITE_HUGE_PAGES=0 leaves the process as it is.
+    XLA allocates its working memory anew for every call, and with pages of 4 kB the system spends a
+    fifth of a training step providing them (docs/performance.md). glibc reads these settings only
+    when a process starts. AGALITE_HUGE_PAGES=0 turns this off.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     done = "glibc.malloc.hugetlb" in tunables
@@ -40,19 +43,25 @@ def with_huge_pages() -> None:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """The number of CPU cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return allowed or 1
 
 
 def use_devices(devices: int | None, seeds: int) -> None:
-    """A CPU device for each seed, up to the cores; must come before JAX wakes up."""
+    """Set the number of CPU devices of JAX, before JAX is initialised.
+
+    **Arguments:**
+
+    - `devices`: how many; None for the largest divisor of `seeds` up to the number of cores.
+    - `seeds`: how many seeds are trained together.
+    """
     import jax
 
     from agalite import validation
 
     if devices is not None:
-        validation.integer("devices", devices, minimum=1)
+        validation.check_integer("devices", devices, minimum=1)
     elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
         return
     count = devices or max(n for n in range(1, cores() + 1) if seeds % n == 0)
@@ -60,20 +69,17 @@ def use_devices(devices: int | None, seeds: int) -> None:
 
 
 class Stopped(Exception):
-    """Somebody asked the work to stop, and all is saved. `code` is for the shell."""
+    """A signal stopped the work after everything was saved. `code` is the exit code."""
 
     def __init__(self, number: int, folder: object = None) -> None:
-        """`folder`: of the run, where `agalite resume` goes on with it."""
+        """`number` is the signal's; `folder` is that of the run, for `agalite resume`."""
         again = "" if folder is None else f": agalite resume {folder}"
         super().__init__(f"stopped by {signal.Signals(number).name}; all is saved{again}")
         self.code = 128 + number
 
 
-# --- What a reader must know of where numbers were made -------------------------------------------
-
-
 def processor() -> str:
-    """Its name, as the system gives it; empty where it has none."""
+    """The name of the CPU; empty if it is not known."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
@@ -83,30 +89,32 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """Of the checkout that this package is imported from, with a + where files are changed; None
-    where it is installed without one."""
+    """The git commit of the checkout that this package is imported from.
+
+    It ends with + if files are changed. None if the package is not imported from a checkout.
+    """
     here = Path(__file__).parent
     try:
-        said = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude", "*"],
             capture_output=True,
             text=True,
             timeout=5,
             check=True,
         )
-        known = subprocess.run(
+        tracked = subprocess.run(
             ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name],
             capture_output=True,
             timeout=5,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    # A package inside somebody else's repository is not of its commit.
-    return said.stdout.strip() if known.returncode == 0 else None
+    # Installed inside another project's checkout, this file is not tracked there.
+    return described.stdout.strip() if tracked.returncode == 0 else None
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of agalite, Python, and those of the packages that are installed."""
+    """The versions of agalite, Python and the installed ones of `packages`."""
     found = {"agalite": __version__, "python": platform.python_version()}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,8 +1,8 @@
-"""Checks on what users pass in.
+"""Checks on arguments.
 
-Every message names the argument, the value it had and what is allowed, so that a mistake is
-mended without opening this code. Checks look at shapes and Python values, never at traced
-numbers: they run once, while JAX traces, and cost nothing afterwards.
+`check_*` raises `ValueError` for a value that is not allowed, `as_*` also converts it. Every
+message names the argument, the value it has and what is allowed. Checks read shapes and Python
+values, never traced numbers: they run once, while JAX traces, and cost nothing in compiled code.
 """
 
 import itertools
@@ -15,26 +15,60 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+# The largest float32. A larger number would silently become infinite in an array.
+_LARGEST = float(np.finfo(np.float32).max)
 
-def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+
+def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    """`value` is one of the strings `allowed`."""
     names = sorted(allowed)
     if value not in names:
-        between = "; " if any("," in n for n in names) else ", "
-        raise ValueError(f"{name}={value!r} is unknown; choose one of: {between.join(names)}")
+        separator = "; " if any("," in n for n in names) else ", "
+        raise ValueError(f"{name}={value!r} is unknown; choose one of: {separator.join(names)}")
 
 
-def integer(name: str, value: Any, *, minimum: int) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or int(value) < minimum:
-        raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
-
-
-def boolean(name: str, value: object) -> None:
+def check_boolean(name: str, value: object) -> None:
+    """`value` is True or False, of Python or NumPy."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r} must be True or False")
 
 
-def horizon(value: Any) -> tuple[float, float] | None:
+def check_integer(name: str, value: Any, *, minimum: int) -> None:
+    """`value` is an integer, of Python or NumPy, of at least `minimum`."""
+    if not _is_integer(value) or int(value) < minimum:
+        raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
+
+
+def check_integer_between(name: str, value: Any, low: int, high: int) -> None:
+    """`value` is an integer from `low` to `high`, both included."""
+    if not _is_integer(value) or not low <= int(value) <= high:
+        raise ValueError(f"{name}={value!r} must be a whole number from {low} to {high}")
+
+
+def check_number(
+    name: str, value: Any, *, minimum: float, maximum: float = _LARGEST, above: bool = False
+) -> float:
+    """`value` as a float; finite, from `minimum` (excluded if `above`) to `maximum`."""
+    fits = _is_real(value) and minimum <= value <= maximum
+    if not fits or (above and value == minimum):
+        sign = ">" if above else ">="
+        limit = "" if maximum == _LARGEST else f" and <= {maximum:g}"
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
+        )
+    return float(value)
+
+
+def check_finite_number(name: str, value: Any) -> float:
+    """`value` as a float; a finite real number of either sign."""
+    if not _is_real(value) or not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(
+            f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
+        )
+    return float(value)
+
+
+def as_horizon(value: Any) -> tuple[float, float] | None:
     """`horizon` is None or (shortest, longest) with 1 < shortest <= longest, both finite."""
     if value is None:
         return None
@@ -51,8 +85,8 @@ def horizon(value: Any) -> tuple[float, float] | None:
     return shortest, longest
 
 
-def real_numbers(name: str, value: Any) -> jax.Array:
-    """`value` as an array; lists are welcome, text, objects and complex numbers are not."""
+def as_real(name: str, value: Any) -> jax.Array:
+    """`value` as an array of real numbers; lists are converted, text and objects are refused."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -64,20 +98,16 @@ def real_numbers(name: str, value: Any) -> jax.Array:
 
 
 def as_bool(name: str, value: Any) -> jax.Array:
-    """`value` as booleans; whole numbers will do, anything else is a mistake."""
-    array = real_numbers(name, value)
+    """`value` as an array of booleans; integers are converted, floats are refused."""
+    array = as_real(name, value)
     if jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(f"{name} has dtype {array.dtype}; expected bool")
     return array.astype(bool)
 
 
-def _shape(array: Any) -> tuple[int, ...]:
-    return np.shape(array)
-
-
-def check_shape(name: str, array: object, expected: Sequence[int | str]) -> None:
-    """`expected` holds a number where the axis is fixed, a letter where any length will do."""
-    got = _shape(array)
+def check_shape(name: str, array: Any, expected: Sequence[int | str]) -> None:
+    """`expected` has a number for an axis of fixed length, a letter for one of any length."""
+    got = np.shape(array)
     fits = len(got) == len(expected) and all(
         not isinstance(want, int) or have == want for have, want in zip(got, expected, strict=True)
     )
@@ -86,13 +116,14 @@ def check_shape(name: str, array: object, expected: Sequence[int | str]) -> None
         raise ValueError(f"{name} has shape {tuple(got)}; expected {want}")
 
 
-def nonempty(name: str, array: object) -> None:
-    if _shape(array)[0] == 0:
+def check_nonempty(name: str, array: Any) -> None:
+    """`array` (T, ...) has at least one time step."""
+    if np.shape(array)[0] == 0:
         raise ValueError(f"{name} has length 0 along time; expected at least one step")
 
 
-def finite(name: str, array: object) -> None:
-    """Refuse NaN and infinity where the numbers are at hand; inside `jit` they are not."""
+def check_finite(name: str, array: object) -> None:
+    """`array` has neither NaN nor infinity. Traced arrays have no values and are accepted."""
     if isinstance(array, Tracer):
         return
     values = np.asarray(array)
@@ -104,8 +135,8 @@ def finite(name: str, array: object) -> None:
         raise ValueError(f"{name}{list(where)} is {values[where]}; all values must be finite")
 
 
-def same_structure(name: str, value: object, expected: object) -> None:
-    """`value` must be a pytree like `expected`: same leaves, same shapes."""
+def check_structure(name: str, value: object, expected: object) -> None:
+    """`value` is a pytree like `expected`: the same leaves, shapes and dtypes."""
 
     def describe(tree: object) -> list[str]:
         return [
@@ -132,37 +163,8 @@ def same_structure(name: str, value: object, expected: object) -> None:
             raise ValueError(f"{name}{leaf} has dtype {dtype}; expected {wanted.dtype}")
 
 
-def integer_between(name: str, value: Any, low: int, high: int) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not low <= int(value) <= high:
-        raise ValueError(f"{name}={value!r} must be a whole number from {low} to {high}")
-
-
-# What the arrays can hold; beyond it a number would quietly become infinite.
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def number(
-    name: str, value: Any, *, minimum: float, maximum: float = _LARGEST, above: bool = False
-) -> float:
-    """`value` as a float; finite, from `minimum` (with `above`, not that itself) to `maximum`."""
-    fits = _is_real(value) and minimum <= value <= maximum
-    if not fits or (above and value == minimum):
-        sign = ">" if above else ">="
-        limit = "" if maximum == _LARGEST else f" and <= {maximum:g}"
-        raise ValueError(
-            f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
-        )
-    return float(value)
-
-
-def finite_number(name: str, value: Any) -> float:
-    """`value` as a float; it must be a finite real number of either sign."""
-    if not _is_real(value) or not -_LARGEST <= value <= _LARGEST:
-        raise ValueError(
-            f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
-        )
-    return float(value)
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_real(value: Any) -> bool:

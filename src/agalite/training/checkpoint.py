@@ -1,16 +1,17 @@
-"""States of training on disk: whole or not at all, exact to the bit, and data only.
+"""Checkpoints: training states on disk.
 
 checkpoints/step_000000020480/
-  arrays/         all arrays by their names in the state, written by Orbax
-  manifest.json   what the leaves are, and the SHA-256 of every file
+  arrays/         all arrays by their path in the state, written by Orbax
+  manifest.json   the leaves of the state, and the SHA-256 of every file
 
-A checkpoint is written under another name and renamed when it is whole and on the disk. Before one
-is read, every file is compared with the manifest, so that Orbax never sees a damaged one. Nothing
-in it can run: arrays are numbers, the manifest is JSON, and the structure comes from the program.
+A checkpoint is written under a temporary name and renamed when it is complete and synced, so it is
+there completely or not at all. Before it is read, every file is compared with its SHA-256, so Orbax
+never reads a damaged one. Values are restored bit for bit. A checkpoint holds data only: arrays and
+JSON, no pickles; the structure of the pytree comes from the program.
 
-Orbax is given NumPy arrays: that is twice as fast as its way of writing JAX arrays (0.25 s against
-0.46 s for 22 MB in 225 leaves on two cores) and does not tie the files to the devices they were
-made on. All arrays must be on this host.
+Orbax gets NumPy arrays: that is twice as fast as its way of writing JAX arrays (0.25 s against
+0.46 s for 22 MB in 225 leaves on two cores) and does not tie the files to the devices that they
+come from. All arrays must be addressable from this host.
 """
 
 import contextlib
@@ -34,158 +35,56 @@ import numpy as np
 
 from agalite import files, validation
 
-# --- A pytree as a list of named leaves and plain arrays, and back: what a checkpoint stores ------
-
-
-class Leaf(NamedTuple):
-    """What a leaf is, in terms that JSON can hold."""
-
-    path: str
-    """Where it is in the pytree: .weights.memory.layers[0].bias"""
-    kind: str
-    """array, key (a typed PRNG key), int, float or bool"""
-    shape: list[int]
-    dtype: str
-    value: Any = None
-    """Of an int or bool itself, of a float its hexadecimal digits, of a key its generator's name"""
-
-
-def take_apart(tree: Any) -> tuple[list[Leaf], dict[str, np.ndarray]]:
-    """The leaves, and the arrays among them by name; arrays without elements have none."""
-    leaves, data = _describe_all(tree), {}
-    for leaf, value in zip(leaves, jax.tree.leaves(tree), strict=True):
-        if stored(leaf):
-            data[name(leaf)] = jax.random.key_data(value) if leaf.kind == "key" else value
-    # All at once, so that copies from several devices overlap.
-    return leaves, {k: np.asarray(x) for k, x in jax.device_get(data).items()}
-
-
-def difference(like: Any, leaves: list[Leaf]) -> str | None:
-    """The first thing in which stored leaves are not those of `like`, in words."""
-    wanted = {leaf.path: leaf for leaf in _describe_all(like)}
-    found = {leaf.path: leaf for leaf in leaves}
-    for path, want in wanted.items():
-        leaf = f"leaf {path or 'at the top'}"
-        if path not in found:
-            return f"it has no {leaf}"
-        for what in ("kind", "shape", "dtype"):
-            have, expected = getattr(found[path], what), getattr(want, what)
-            if have != expected:
-                return f"its {leaf} has {what} {have}; expected {expected}"
-    for path in found:
-        if path not in wanted:
-            return f"it has a leaf {path or 'at the top'}, which is not expected"
-    return None
-
-
-def rebuild(like: Any, leaves: list[Leaf], arrays: dict[str, np.ndarray]) -> Any:
-    """The stored leaves in the structure of `like`, on its devices."""
-    found = {leaf.path: leaf for leaf in leaves}
-
-    def value(path: Any, model: Any) -> Any:
-        leaf = found[jax.tree_util.keystr(path)]
-        return _value(leaf, arrays.get(name(leaf)), model)
-
-    return jax.tree_util.tree_map_with_path(value, like)
-
-
-def stored(leaf: Leaf) -> bool:
-    """Whether it is among the arrays (Orbax has no arrays without elements)."""
-    return leaf.kind in ("array", "key") and 0 not in leaf.shape
-
-
-def name(leaf: Leaf) -> str:
-    return f"state{leaf.path}"
-
-
-def _describe_all(tree: Any) -> list[Leaf]:
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return [_describe(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
-
-
-def _describe(path: str, leaf: Any) -> Leaf:
-    if isinstance(leaf, bool):
-        return Leaf(path, "bool", [], "bool", leaf)
-    if isinstance(leaf, int):
-        return Leaf(path, "int", [], "int", leaf)
-    # NumPy's float64 numbers are Python floats too, and are kept as what they are: NumPy's.
-    if isinstance(leaf, float) and not isinstance(leaf, np.generic):
-        return Leaf(path, "float", [], "float", leaf.hex())
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise ValueError(f"leaf {path} is spread over several hosts; gather it before saving")
-        shape, dtype = list(leaf.shape), str(leaf.dtype)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            known = isinstance(leaf, jax.Array)
-            return Leaf(path, "key", shape, dtype, str(jax.random.key_impl(leaf)) if known else "")
-        if leaf.dtype.kind not in "OUSMm":
-            return Leaf(path, "array", shape, dtype)
-        raise ValueError(f"leaf {path} is an array of {dtype}; only numbers can be saved")
-    raise ValueError(
-        f"leaf {path} is of type {type(leaf).__name__}; only arrays and numbers can be saved "
-        "(eqx.filter(..., eqx.is_array) takes the arrays of a module)"
-    )
-
-
-def _value(leaf: Leaf, array: np.ndarray | None, like: Any) -> Any:
-    if leaf.kind == "float":
-        return float.fromhex(leaf.value)
-    if leaf.kind in ("int", "bool"):
-        return leaf.value
-    if isinstance(like, np.ndarray | np.generic):
-        whole = np.empty(leaf.shape, leaf.dtype) if array is None else array
-        return whole[()] if isinstance(like, np.generic) else whole
-    # Copies: the state will be donated, and JAX may otherwise use NumPy's memory in place.
-    if array is None:
-        value = jnp.empty(leaf.shape, like.dtype)
-    elif leaf.kind == "key":
-        value = jax.random.wrap_key_data(jnp.array(array), impl=leaf.value)
-    else:
-        value = jnp.array(array)
-    # An array that JAX was free to place stays so: pinned to a device, it would compile anew.
-    pinned = like.committed if isinstance(like, jax.Array) else like.sharding is not None
-    return jax.device_put(value, like.sharding) if pinned else value
-
-
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)(?:\.(\d+))?")
-_PAUSE = 1.0  # seconds before a failed write is tried again
-
-
-class _Place(NamedTuple):
-    """Sorts by step, then by age: a step that was saved again has the newer one after the older."""
-
-    step: int
-    edition: int
-    folder: Path
+_RETRY_DELAY = 1.0  # seconds before a failed write is tried again
 
 
 class AllDamaged(ValueError):
-    """There are checkpoints, and none can be used."""
+    """There are checkpoints, and all of them are damaged."""
 
 
 class _Damaged(ValueError):
     pass
 
 
+class _Saved(NamedTuple):
+    """A checkpoint's folder. Sorts by step, then by revision, which counts saves of one step."""
+
+    step: int
+    revision: int
+    folder: Path
+
+
 class Checkpoints:
     """The checkpoints in a folder: the last `keep`, and the one with the highest metric.
 
-    One process writes; others may read at the same time.
+    One process may write while others read.
+
+    **Arguments:**
+
+    - `folder`: where the checkpoints are; made by the first `save`.
+    - `keep`: how many of the last checkpoints to keep, at least 1.
     """
 
     def __init__(self, folder: Path, keep: int = 2):
-        validation.integer("keep", keep, minimum=1)
+        validation.check_integer("keep", keep, minimum=1)
         self._folder, self._keep = Path(folder), keep
 
     def save(self, step: int, state: Any, metric: float | None = None) -> None:
-        """Write `state`, a pytree of arrays and numbers; then delete what need not be kept.
+        """Write a checkpoint, then delete those that need not be kept.
 
-        Checkpoints of later steps are deleted as well: training that went back to an earlier one
-        has taken another course. A write that fails is tried once more.
+        Checkpoints of later steps are deleted too: they belong to training that was abandoned when
+        it was resumed from an earlier step. A write that fails is tried once more.
+
+        **Arguments:**
+
+        - `step`: the step that the state is of.
+        - `state`: a pytree of arrays, PRNG keys and Python numbers.
+        - `metric`: decides which checkpoint is the best; None or NaN if there is none.
         """
-        validation.integer("step", step, minimum=0)
-        leaves, arrays = take_apart(state)
+        validation.check_integer("step", step, minimum=0)
+        leaves, arrays = _flatten(state)
         manifest = {
             "format": FORMAT,
             "step": int(step),
@@ -195,35 +94,42 @@ class Checkpoints:
         }
         orbax = _orbax()
         try:
-            place = self._write(orbax, manifest, arrays)
+            saved = self._write(orbax, manifest, arrays)
         except Exception:
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_DELAY)
             try:
-                place = self._write(orbax, manifest, arrays)
+                saved = self._write(orbax, manifest, arrays)
             except Exception as error:
-                raise OSError(self._could_not_write(step, error)) from error
-        self._prune(place)
+                raise OSError(self._write_error(step, error)) from error
+        self._prune(saved)
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
-        """The step and the state; `like` is a pytree of what is expected: arrays, or their shapes.
+        """Read a checkpoint.
 
-        Without `step`, the newest checkpoint that is whole: a damaged one is passed over with a
-        warning. Arrays go where those of `like` are.
+        **Arguments:**
+
+        - `like`: a pytree of the expected structure, of arrays or `jax.ShapeDtypeStruct`s. Restored
+            arrays go to the devices of those in `like`.
+        - `step`: which checkpoint; None for the newest. Damaged ones are skipped with a warning.
+
+        **Returns:**
+
+        The step and the state.
         """
         damaged: dict[Path, str] = {}
-        # Looked up anew after a failure: the writer may have replaced the files meanwhile.
-        while places := [p for p in self._places(step) if p.folder not in damaged]:
-            place = places[-1]
+        # Listed again after a failure: the writer may have replaced the files meanwhile.
+        while found := [x for x in self._list(step) if x.folder not in damaged]:
+            newest = found[-1]
             try:
-                leaves, arrays = self._read(place)
+                leaves, arrays = self._read(newest)
             except _Damaged as error:
-                damaged[place.folder] = str(error)
-                if place.folder.exists():
-                    warnings.warn(f"{place.folder} is passed over: {error}", stacklevel=2)
+                damaged[newest.folder] = str(error)
+                if newest.folder.exists():
+                    warnings.warn(f"{newest.folder} is skipped: {error}", stacklevel=2)
                 continue
-            if wrong := difference(like, leaves):
-                raise ValueError(f"{place.folder} does not fit: {wrong}")
-            return place.step, rebuild(like, leaves, arrays)
+            if mismatch := _mismatch(like, leaves):
+                raise ValueError(f"{newest.folder} does not fit: {mismatch}")
+            return newest.step, _unflatten(like, leaves, arrays)
         if step is not None:
             steps = ", ".join(map(str, self.steps())) or "none"
             why = "; ".join(damaged.values()) or "there is none"
@@ -237,63 +143,65 @@ class Checkpoints:
         raise FileNotFoundError(f"there is no checkpoint in {self._folder}")
 
     def steps(self) -> list[int]:
-        """Of all checkpoints, ascending; those whose manifest cannot be read are left out."""
+        """The steps of all checkpoints with a readable manifest, ascending."""
         return sorted(self._metrics())
 
     def latest(self) -> int | None:
+        """The largest step; None if there is no checkpoint."""
         return max(self._metrics(), default=None)
 
     def best(self) -> int | None:
-        """The step with the highest metric, the last of several; None if none had one."""
+        """The step with the highest metric, the last if several have it; None if none has one."""
         return _best(self._metrics())
 
     def _metrics(self) -> dict[int, float | None]:
-        found = {}
-        for place in self._places():
+        metrics = {}
+        for saved in self._list():
             try:
-                found[place.step] = self._manifest(place)["metric"]
+                metrics[saved.step] = self._manifest(saved)["metric"]
             except _Damaged:
                 continue
-        return found
+        return metrics
 
-    def _places(self, step: int | None = None) -> list[_Place]:
+    def _list(self, step: int | None = None) -> list[_Saved]:
         if not self._folder.is_dir():
             return []
         matches = [(_NAME.fullmatch(path.name), path) for path in self._folder.iterdir()]
-        places = [_Place(int(m[1]), int(m[2] or 0), path) for m, path in matches if m]
-        return sorted(place for place in places if step in (None, place.step))
+        found = [_Saved(int(m[1]), int(m[2] or 0), path) for m, path in matches if m]
+        return sorted(x for x in found if step in (None, x.step))
 
-    def _write(self, orbax: Any, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> _Place:
+    def _write(self, orbax: Any, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> _Saved:
         step = manifest["step"]
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        # A step that is saved again gets a new name: the old one stays until the new one is whole.
-        edition = max((place.edition + 1 for place in self._places(step)), default=0)
-        name = f"step_{step:012d}" + (f".{edition}" if edition else "")
-        # Orbax's threads may still be writing for an attempt that failed: not into this one.
-        part = self._folder / f".writing-{name}-{secrets.token_hex(4)}"
-        whole = self._folder / name
+        self._remove_leftovers()
+        # A step that is saved again gets a new name: the old files stay until the new are complete.
+        revision = max((x.revision + 1 for x in self._list(step)), default=0)
+        name = f"step_{step:012d}" + (f".{revision}" if revision else "")
+        # Random: Orbax's threads may still be writing into the folder of an attempt that failed.
+        partial = self._folder / f".writing-{name}-{secrets.token_hex(4)}"
+        complete = self._folder / name
         try:
-            part.mkdir()
-            _require_space(part, arrays)
+            partial.mkdir()
+            _require_space(partial, arrays)
             if arrays:
-                orbax.save((part / "arrays").absolute(), arrays)
-            listed = {
+                orbax.save((partial / "arrays").absolute(), arrays)
+            written = sorted(path for path in partial.rglob("*") if path.is_file())
+            manifest = {
                 **manifest,
-                "files": {p.relative_to(part).as_posix(): _digest(p) for p in _files(part)},
+                "files": {p.relative_to(partial).as_posix(): _file_digest(p) for p in written},
             }
-            for path in part.rglob("*"):
+            for path in partial.rglob("*"):
                 files.sync(path)
-            text = json.dumps({**listed, "sha256": _own_digest(listed)})
-            files.write(part / "manifest.json", text.encode())
-            part.rename(whole)
+            text = json.dumps({**manifest, "sha256": _manifest_digest(manifest)})
+            files.write(partial / "manifest.json", text.encode())
+            partial.rename(complete)
             files.sync(self._folder)
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
-        return _Place(step, edition, whole)
+        return _Saved(step, revision, complete)
 
-    def _could_not_write(self, step: int, error: Exception) -> str:
+    def _write_error(self, step: int, error: Exception) -> str:
         try:
             free = f"{shutil.disk_usage(self._folder).free / 1e6:.0f} MB are free there"
         except OSError as why:
@@ -301,57 +209,169 @@ class Checkpoints:
         what = f"the checkpoint of step {step} could not be written to {self._folder}"
         return f"{what}: {error} ({free})"
 
-    def _manifest(self, place: _Place) -> dict[str, Any]:
+    def _manifest(self, saved: _Saved) -> dict[str, Any]:
         try:
-            manifest = json.loads((place.folder / "manifest.json").read_bytes())
+            manifest = json.loads((saved.folder / "manifest.json").read_bytes())
             digest = manifest.pop("sha256")
-            intact = digest == _own_digest(manifest)
+            intact = digest == _manifest_digest(manifest)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise _Damaged(f"its manifest cannot be read ({error})") from error
         if not intact:
             raise _Damaged("its manifest has been changed")
         if manifest["format"] > FORMAT:
             raise ValueError(
-                f"{place.folder} was made by a newer agalite (checkpoint format "
+                f"{saved.folder} was written by a newer version of agalite (checkpoint format "
                 f"{manifest['format']}; this version reads up to {FORMAT})"
             )
         return manifest
 
-    def _read(self, place: _Place) -> tuple[list[Leaf], dict[str, np.ndarray]]:
-        manifest = self._manifest(place)
+    def _read(self, saved: _Saved) -> tuple[list["_Leaf"], dict[str, np.ndarray]]:
+        manifest = self._manifest(saved)
         for name, digest in manifest["files"].items():
             try:
-                intact = _digest(place.folder / name) == digest
+                intact = _file_digest(saved.folder / name) == digest
             except OSError as error:
                 raise _Damaged(f"{name} cannot be read ({error.strerror})") from error
             if not intact:
                 raise _Damaged(f"{name} is not what was written")
-        leaves = [Leaf(**leaf) for leaf in manifest["leaves"]]
-        if not any(stored(leaf) for leaf in leaves):
+        leaves = [_Leaf(**leaf) for leaf in manifest["leaves"]]
+        if not any(leaf.stored for leaf in leaves):
             return leaves, {}
         try:
-            return leaves, _orbax().restore((place.folder / "arrays").absolute())
+            return leaves, _orbax().restore((saved.folder / "arrays").absolute())
         except (OSError, ValueError, KeyError) as error:
             raise _Damaged(f"Orbax cannot read it ({error})") from error
 
-    def _prune(self, newest: _Place) -> None:
+    def _prune(self, newest: _Saved) -> None:
+        """Delete all but the last, the best, and the newest revision of each."""
         past = {step: metric for step, metric in self._metrics().items() if step <= newest.step}
         keep = {newest.step, *sorted(past)[-self._keep :], _best(past)}
-        places = self._places()
-        current = {place.step: place for place in places}  # the last edition of each
-        for place in places:
-            if place.step not in keep or current[place.step] != place:
-                # Half of a deleted checkpoint must not look like a damaged one. What cannot be
-                # deleted is no reason to stop training.
+        found = self._list()
+        current = {x.step: x for x in found}  # the last revision of each step
+        for saved in found:
+            if saved.step not in keep or current[saved.step] != saved:
+                # Renamed first: a partly deleted checkpoint must not look like a damaged one. One
+                # that cannot be deleted is no reason to stop training.
                 with contextlib.suppress(OSError):
-                    place.folder.rename(self._folder / f".deleting-{place.folder.name}")
-        self._sweep()
+                    saved.folder.rename(self._folder / f".deleting-{saved.folder.name}")
+        self._remove_leftovers()
 
-    def _sweep(self) -> None:
-        """Remove what this process, or one that was killed, has begun to write or to delete."""
+    def _remove_leftovers(self) -> None:
+        """Remove folders that this process, or one that was killed, was writing or deleting."""
         for pattern in (".writing-*", ".deleting-*"):
             for path in self._folder.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+class _Leaf(NamedTuple):
+    """The description of a pytree's leaf, as JSON stores it."""
+
+    path: str
+    """Its path in the pytree: .weights.memory.layers[0].bias"""
+    kind: str
+    """array, key (a typed PRNG key), int, float or bool"""
+    shape: list[int]
+    dtype: str
+    value: Any = None
+    """An int or bool itself, a float in hexadecimal, the name of a key's generator."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether Orbax stores an array for it. Orbax does not support empty arrays."""
+        return self.kind in ("array", "key") and 0 not in self.shape
+
+    @property
+    def name(self) -> str:
+        """The name of its array."""
+        return f"state{self.path}"
+
+
+def _flatten(tree: Any) -> tuple[list[_Leaf], dict[str, np.ndarray]]:
+    """The descriptions of all leaves, and the arrays among them by name."""
+    leaves, data = _describe_all(tree), {}
+    for leaf, value in zip(leaves, jax.tree.leaves(tree), strict=True):
+        if leaf.stored:
+            data[leaf.name] = jax.random.key_data(value) if leaf.kind == "key" else value
+    # All at once, so that copies from several devices overlap.
+    return leaves, {k: np.asarray(x) for k, x in jax.device_get(data).items()}
+
+
+def _unflatten(like: Any, leaves: list[_Leaf], arrays: dict[str, np.ndarray]) -> Any:
+    """The stored leaves in the structure of `like`, on its devices."""
+    by_path = {leaf.path: leaf for leaf in leaves}
+
+    def value(path: Any, expected: Any) -> Any:
+        leaf = by_path[jax.tree_util.keystr(path)]
+        return _value(leaf, arrays.get(leaf.name), expected)
+
+    return jax.tree_util.tree_map_with_path(value, like)
+
+
+def _mismatch(like: Any, leaves: list[_Leaf]) -> str | None:
+    """The first difference between the stored leaves and those of `like`, as a phrase."""
+    expected = {leaf.path: leaf for leaf in _describe_all(like)}
+    stored = {leaf.path: leaf for leaf in leaves}
+    for path, want in expected.items():
+        where = f"leaf {path or 'at the top'}"
+        if path not in stored:
+            return f"it has no {where}"
+        for field in ("kind", "shape", "dtype"):
+            have, wanted = getattr(stored[path], field), getattr(want, field)
+            if have != wanted:
+                return f"its {where} has {field} {have}; expected {wanted}"
+    for path in stored:
+        if path not in expected:
+            return f"it has a leaf {path or 'at the top'}, which is not expected"
+    return None
+
+
+def _describe_all(tree: Any) -> list[_Leaf]:
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return [_describe(jax.tree_util.keystr(path), leaf) for path, leaf in pairs]
+
+
+def _describe(path: str, leaf: Any) -> _Leaf:
+    if isinstance(leaf, bool):
+        return _Leaf(path, "bool", [], "bool", leaf)
+    if isinstance(leaf, int):
+        return _Leaf(path, "int", [], "int", leaf)
+    # np.float64 is a subclass of float; it is stored as an array.
+    if isinstance(leaf, float) and not isinstance(leaf, np.generic):
+        return _Leaf(path, "float", [], "float", leaf.hex())
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise ValueError(f"leaf {path} is spread over several hosts; gather it before saving")
+        shape, dtype = list(leaf.shape), str(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            known = isinstance(leaf, jax.Array)
+            return _Leaf(path, "key", shape, dtype, str(jax.random.key_impl(leaf)) if known else "")
+        if leaf.dtype.kind not in "OUSMm":
+            return _Leaf(path, "array", shape, dtype)
+        raise ValueError(f"leaf {path} is an array of {dtype}; only numbers can be saved")
+    raise ValueError(
+        f"leaf {path} is of type {type(leaf).__name__}; only arrays and numbers can be saved "
+        "(eqx.filter(..., eqx.is_array) takes the arrays of a module)"
+    )
+
+
+def _value(leaf: _Leaf, array: np.ndarray | None, like: Any) -> Any:
+    if leaf.kind == "float":
+        return float.fromhex(leaf.value)
+    if leaf.kind in ("int", "bool"):
+        return leaf.value
+    if isinstance(like, np.ndarray | np.generic):
+        values = np.empty(leaf.shape, leaf.dtype) if array is None else array
+        return values[()] if isinstance(like, np.generic) else values
+    # Copied: the state will be donated, and JAX may otherwise use NumPy's buffer.
+    if array is None:
+        value = jnp.empty(leaf.shape, like.dtype)
+    elif leaf.kind == "key":
+        value = jax.random.wrap_key_data(jnp.array(array), impl=leaf.value)
+    else:
+        value = jnp.array(array)
+    # An uncommitted array stays uncommitted: committed to a device, it would cause recompilation.
+    committed = like.committed if isinstance(like, jax.Array) else like.sharding is not None
+    return jax.device_put(value, like.sharding) if committed else value
 
 
 def _best(metrics: dict[int, float | None]) -> int | None:
@@ -360,22 +380,18 @@ def _best(metrics: dict[int, float | None]) -> int | None:
 
 
 def _require_space(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Before Orbax fills the disk, which makes it print a page for every array."""
+    """Raise before Orbax fills the disk: it would log an error for every array."""
     needed, free = sum(x.nbytes for x in arrays.values()), shutil.disk_usage(folder).free
     if free < needed + 1_000_000:
         raise OSError(errno.ENOSPC, f"no space left on the disk for {needed / 1e6:.1f} MB")
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _own_digest(manifest: dict[str, Any]) -> str:
+def _manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -385,5 +401,5 @@ def _orbax() -> Any:
         import orbax.checkpoint
     except ImportError as error:
         raise ValueError('checkpoints need Orbax: pip install "agalite[train]"') from error
-    # Its handler for pytrees, which stores arrays and JSON and neither writes nor reads pickles.
+    # Orbax's handler for pytrees stores arrays and JSON; it neither writes nor reads pickles.
     return orbax.checkpoint.Checkpointer(orbax.checkpoint.PyTreeCheckpointHandler())

@@ -1,14 +1,14 @@
-"""A training run is a folder, and this is what is in it.
+"""The folder of a training run.
 
 runs/NAME/
-  config.json     what was asked for, the folder's format and the versions of the packages
-  metrics.csv     one line for each log interval and seed        (metrics.py)
-  tensorboard/    the same for TensorBoard, a subfolder per seed (metrics.py)
-  wandb/          the same for Weights & Biases, if asked for    (wandb_log.py)
-  checkpoints/    the last few states of training and the best   (checkpoint.py)
+  config.json     the configuration, the folder's format and the versions of the packages
+  metrics.csv     one line for each log interval and seed        (logging.py)
+  tensorboard/    the same for TensorBoard, a subfolder per seed (logging.py)
+  wandb/          the same for Weights & Biases, with --wandb    (logging.py)
+  checkpoints/    the last few training states and the best one  (checkpoint.py)
   curve.png       the learning curve                             (plots.py)
-  summary.json    how it ended
-  run.log         what happened when
+  summary.json    results, written when the run ends
+  run.log         events with their times
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from agalite import files
 from agalite.system import versions
 from agalite.version import __version__
 
-FORMAT = 1
-_ADDED = {"format", "versions"}  # to what was asked for
+FORMAT = 2
+_ADDED = {"format", "versions"}  # keys of config.json that are no part of the configuration
 SPACE_NEEDED = 200_000_000  # bytes: a few checkpoints of a large agent, and the metrics
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "orbax-checkpoint", "gymnax", "craftax")
 
 
-def new_folder(what: str, memory: str) -> Path:
-    """Where a run goes if nobody says."""
-    what = re.sub(r"[:/]", "-", what)  # gym:ALE/Pong-v5
-    usual = Path("runs") / f"{what}-{memory}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = itertools.chain([usual], (Path(f"{usual}-{i}") for i in itertools.count(2)))
+def new_folder(task: str, memory: str) -> Path:
+    """The default folder of a run, which does not exist yet: runs/TASK-MEMORY-TIME."""
+    task = re.sub(r"[:/]", "-", task)  # gym:ALE/Pong-v5
+    default = Path("runs") / f"{task}-{memory}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([default], (Path(f"{default}-{i}") for i in itertools.count(2)))
     return next(path for path in names if not path.exists())
 
 
 class Run:
-    """One run's folder. `create` makes a new one, `open` an existing one.
+    """The folder of one run: `Run.create` makes a new one, `Run.open` opens an existing one.
 
-    `config` is what `create` was given, with "format" and "versions" added. A run that is open for
-    writing holds a lock until `close`, the end of a `with` block, or the end of the process,
-    however it ends.
+    `config` is the contents of config.json: the configuration with "format" and "versions" added.
+    A run that is open for writing holds a lock until `close`, the end of a `with` block, or the end
+    of the process, also if that is killed.
     """
 
     folder: Path
@@ -59,12 +59,18 @@ class Run:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What `create` was given, as JSON keeps it."""
+        """The configuration alone, as JSON stores it."""
         return {name: value for name, value in self.config.items() if name not in _ADDED}
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], config: dict[str, Any]) -> "Run":
-        """A new run, open for writing. Nothing is trained into a folder that cannot hold it."""
+        """Make a new run, open for writing.
+
+        **Arguments:**
+
+        - `folder`: must not exist or be empty, and be on a disk with enough space.
+        - `config`: the configuration, as JSON can store it.
+        """
         folder = Path(folder)
         if reserved := _ADDED & config.keys():
             raise ValueError(f"config has {sorted(reserved)}, which the run adds by itself")
@@ -75,12 +81,12 @@ class Run:
             _refuse_occupied(folder)  # again: another process may have been first
             _require_space(folder)
             whole = {"format": FORMAT, "versions": versions(_PACKAGES), **config}
-            # Subfolders first: where there is a config, there is a whole run.
+            # Subfolders first: a folder with a config.json is complete.
             run = cls(folder, {}, lock)
             run.tensorboard_folder.mkdir(exist_ok=True)
             run.checkpoints_folder.mkdir(exist_ok=True)
             files.write_json(run.config_path, whole)
-            # Read back, so that a new run and an opened one hold the same.
+            # Read back, so that a new run and an opened one have the same config.
             run.config = _read_config(folder)
         except BaseException:
             lock.release()
@@ -89,7 +95,14 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, write: bool = False) -> "Run":
-        """An existing run: to look at, or (`write`) to train further, by one process at a time."""
+        """Open an existing run.
+
+        **Arguments:**
+
+        - `folder`: the run's folder. One written in an older format is refused.
+        - `write`: open it to continue training; only one process at a time can. Otherwise the run
+            can only be read.
+        """
         folder = Path(folder)
         config = _read_config(folder)
         if not write:
@@ -136,12 +149,12 @@ class Run:
         return self.folder / "run.log"
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Arrays become lists; NaN and infinity become null, as JSON has neither."""
+        """Write summary.json. Arrays become lists; NaN and infinity become null."""
         self.require_writing()
         files.write_json(self.summary_path, summary)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """None while there is none: the run has not ended yet."""
+        """The contents of summary.json; None if the run has not ended."""
         try:
             return json.loads(self.summary_path.read_text())
         except FileNotFoundError:
@@ -160,7 +173,7 @@ class Run:
             raise ValueError(f"{self.folder} is open for reading; open it with write=True")
 
     def close(self) -> None:
-        """Let another process write to this run. The run can still be read."""
+        """Release the lock. The run can still be read."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -173,10 +186,10 @@ class Run:
 
 
 class _Lock:
-    """At most one process writes to a folder.
+    """Lets at most one process write to a folder.
 
-    The kernel holds the lock for the open file and drops it when the process is gone, so that a
-    killed run can be resumed at once; the number in the file is only for the message.
+    The kernel releases the lock when the process ends, so a killed run can be resumed at once. The
+    process id in the file is for the error message only.
     """
 
     def __init__(self, folder: Path):
@@ -195,26 +208,26 @@ class _Lock:
             raise
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-        _HELD.add(self)
+        _HELD_LOCKS.add(self)
 
     def release(self) -> None:
-        """Closing is enough: nobody else has this opening of the file (see `_forget`)."""
-        if self in _HELD:
-            _HELD.discard(self)
+        # Closing the file releases the lock, since no child has it open: see `_release_in_child`.
+        if self in _HELD_LOCKS:
+            _HELD_LOCKS.discard(self)
             os.close(self._handle)
 
 
-_HELD: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
+_HELD_LOCKS: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
 
 
-def _forget() -> None:
-    # A forked child has the open file too, and the lock would last as long as the child does.
-    for lock in list(_HELD):
+def _release_in_child() -> None:
+    """A forked child inherits the open file, and would hold the lock as long as it lives."""
+    for lock in list(_HELD_LOCKS):
         with contextlib.suppress(OSError):
             lock.release()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _refuse_occupied(folder: Path) -> None:
@@ -227,10 +240,11 @@ def _refuse_occupied(folder: Path) -> None:
         )
     if not folder.exists():
         return
-    # What a process killed while it created a run leaves behind is no reason to refuse.
-    ours = {"tensorboard", "checkpoints"}
+    # A process that is killed in `create` leaves hidden files and empty subfolders.
+    subfolders = {"tensorboard", "checkpoints"}
     for path in folder.iterdir():
-        if not path.name.startswith(".") and not (path.name in ours and not any(path.iterdir())):
+        empty = path.name in subfolders and not any(path.iterdir())
+        if not path.name.startswith(".") and not empty:
             raise FileExistsError(
                 f"{folder} is not empty (it has {path.name!r}) and is no run; choose another folder"
             )
@@ -268,12 +282,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
     number = config.get("format") if isinstance(config, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):
         raise ValueError(f'{path} is not the config of a run: it has no number "format"')
+    if number < FORMAT:
+        raise ValueError(
+            f"{folder} was written by an older version of agalite (format {number}; this is "
+            f"{FORMAT}); train it again"
+        )
     if number > FORMAT:
         versions = config.get("versions")
         maker = versions.get("agalite", "unknown") if isinstance(versions, dict) else "unknown"
         raise ValueError(
-            f"{folder} was made by a newer agalite ({maker}; run format {number}): this is "
-            f"{__version__}, which reads formats up to {FORMAT}; upgrade with "
-            "pip install --upgrade agalite"
+            f"{folder} was written by a newer version of agalite ({maker}; format {number}; this "
+            f"is {__version__}, format {FORMAT}); upgrade with pip install --upgrade agalite"
         )
     return config

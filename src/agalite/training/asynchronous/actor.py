@@ -1,18 +1,16 @@
-"""An actor: environments of its own, the newest weights, and rollouts that it hands over.
+"""The acting loop: an actor collects rollouts in its own environments with the newest weights.
 
-Its workers form two groups. While one group's environments step, the network looks at what the
-other's have answered, so that neither waits for the other:
+The actor's workers form two groups. While the environments of one group step, the network acts for
+the other, so that neither waits:
 
-    group 0   step ......  look  step ......  look  step ......
-    group 1        look  step ......  look  step ......  look
+    group 0   step ......  act  step ......  act  step ......
+    group 1        act  step ......  act  step ......  act
 
-Weights are exchanged between sequences, never inside one, and what the memory has cached is made
-anew for them. A group is sent on before its last rollout is handed over. An environment that fails
-costs the rollout that it was in and nothing else: the other environments of its group go on, and it
-joins them again with the next rollout.
+Weights are exchanged between sequences, never inside one, and memory states that depend on the
+weights (caches) are refreshed. An environment that fails loses the trajectory it was in; it joins
+its group again with the next rollout.
 
-This is the only actor there is. A thread runs it on one machine (`local.py`), an actor of Ray on
-many (`cluster.py`).
+The same actor runs in a thread (threads.py) and in a Ray actor (ray.py).
 """
 
 import time
@@ -21,218 +19,231 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
 
-from agalite.envs import registry
 from agalite.envs.gymnasium.vector import GymnasiumVector
 from agalite.training.asynchronous.learner import Network
-from agalite.training.asynchronous.queue import Delivery, Handover, Notes, Parameters
-from agalite.training.asynchronous.worker import Faults, Group, split
+from agalite.training.asynchronous.queue import (
+    ActorStats,
+    ParameterStore,
+    RolloutBuffer,
+    RolloutResult,
+)
+from agalite.training.asynchronous.worker import (
+    EnvGroup,
+    FaultCounter,
+    make_worker,
+    split_workers,
+    worker_seed,
+)
 from agalite.training.config import HostConfig
 
 
-def make_worker(config: HostConfig, seed: int, **more: Any) -> GymnasiumVector:
-    """A worker of a run: its environments, each in a process of its own or all in this one."""
-    options = {
-        "count": config.envs_per_worker,
-        "asynchronous": config.processes,
-        "timeout": config.timeout if config.processes else None,
-        "seed": seed,
-    }
-    made = registry.make(config.env, **{**config.env_options, **options, **more})
-    assert isinstance(made, GymnasiumVector)
-    return made
-
-
-def seed_for(config: HostConfig, begun: int, actor: int, worker: int, life: int = 0) -> int:
-    """Of a worker's environments. `begun` is the update at which the run was begun or resumed: no
-    episode is played twice."""
-    entropy = [config.seed, begun, actor, worker, life]
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
 class Actor:
-    """`for delivery in actor.deliveries(): ...`, then `close`.
+    """`for result in actor.rollouts(): ...`, then `close`.
 
-    `index` is its number among the run's actors; `begun` see `seed_for`; `tell` takes lines for the
-    run's log.
+    **Arguments:**
+
+    - `config`: of the run.
+    - `index`: the actor's number among those of the run.
+    - `parameters`: where the newest weights are.
+    - `start_update`: the update at which this session of training started.
+    - `log`: takes lines for the run's log.
+    - `network`: made if not given.
+    - `first_worker`: made if not given.
     """
 
     def __init__(
         self,
         config: HostConfig,
         index: int,
-        parameters: Parameters,
+        parameters: ParameterStore,
         *,
-        begun: int,
-        tell: Callable[[str], None],
+        start_update: int,
+        log: Callable[[str], None],
         network: Network | None = None,
-        first: GymnasiumVector | None = None,
+        first_worker: GymnasiumVector | None = None,
     ) -> None:
-        """`network` and `first`, a worker, are made if not given."""
-        self._faults = Faults(config.restarts, tell)
+        self._faults = FaultCounter(config.restarts, log)
         self._stopped = False
 
-        def seed(worker: int, life: int) -> int:
-            return seed_for(config, begun, index, worker, life)
+        def seed(worker: int, restart: int) -> int:
+            return worker_seed(config, start_update, index, worker, restart)
 
-        own = config.num_workers // config.num_actors
-        first = first or make_worker(config, seed(0, 0))
-        self.groups: list[Group] = []
-        self._tracks: list[_Track] = []
+        num_workers = config.num_workers // config.num_actors
+        num_groups = 1 if config.synchronous else min(2, num_workers)
+        first = first_worker or make_worker(config, seed(0, 0))
+        self.groups: list[EnvGroup] = []
+        self._collectors: list[_Collector] = []
         try:
-            for numbers in split(own, 1 if config.synchronous else min(2, own)):
-                start = numbers[0]
+            for indices in split_workers(num_workers, num_groups):
+                start = indices[0]
                 self.groups.append(
-                    Group(
-                        first if start == 0 else first.another(seed(start, 0)),
-                        numbers,
+                    EnvGroup(
+                        first if start == 0 else first.recreate(seed(start, 0)),
+                        indices,
                         actor=f"actor {index}",
                         seed=seed,
                         faults=self._faults,
                     )
                 )
             network = network or Network(config, first.observation_space, first.action_space)
-            key = jax.random.key(seed(own, 0))
-            self._tracks = [
-                _Track(config, network, group, parameters, jax.random.fold_in(key, i))
+            key = jax.random.key(seed(num_workers, 0))
+            self._collectors = [
+                _Collector(config, network, group, parameters, jax.random.fold_in(key, i))
                 for i, group in enumerate(self.groups)
             ]
         except BaseException:
             self.close()
             raise
 
-    def deliveries(self) -> Iterator[Delivery]:
-        """One for each rollout of each group. Acting goes on only while somebody asks for more."""
+    def rollouts(self) -> Iterator[RolloutResult]:
+        """One result for each rollout of each group. Acting pauses between two `next` calls."""
         faults, stalled = 0, 0.0
-        began = last = time.perf_counter()
-        for track in self._tracks:
-            track.begin()
-            track.look()
-            track.send()
-        following = dict(zip(self._tracks, [*self._tracks[1:], self._tracks[0]], strict=True))
-        alone = len(self._tracks) == 1
+        began = last_busy = time.perf_counter()
+        for collector in self._collectors:
+            collector.reset()
+            collector.act()
+            collector.send()
+        collectors = self._collectors
+        following = dict(zip(collectors, [*collectors[1:], collectors[0]], strict=True))
+        single = len(collectors) == 1
         while True:
-            for track in self._tracks:
+            for collector in collectors:
                 if self._stopped:
                     return
-                if not alone and track.group.ready():
-                    # They have waited, it is not known for how long: at most since one of them was
-                    # last seen at work.
-                    stalled += time.perf_counter() - last
-                track.receive()
-                last = time.perf_counter()
-                finished = track.set_aside() if track.whole else None
-                if not alone:
-                    # Environments go on before anything is written down of what they did.
-                    track.look()
-                    if not following[track].group.ready():
-                        last = time.perf_counter()
-                    track.send()
-                if finished is not None:
-                    trajectories, episodes, lost = finished()
+                if not single and collector.group.ready():
+                    # The environments have been waiting since some time after `last_busy`, when a
+                    # group was last known to step.
+                    stalled += time.perf_counter() - last_busy
+                collector.receive()
+                last_busy = time.perf_counter()
+                finish = collector.start_next_rollout() if collector.complete else None
+                if not single:
+                    # The environments continue before the finished rollout is processed.
+                    collector.act()
+                    if not following[collector].group.ready():
+                        last_busy = time.perf_counter()
+                    collector.send()
+                if finish is not None:
+                    buffer, last_values = finish()
+                    trajectories = buffer.trajectories(last_values)
                     now = time.perf_counter()
-                    yield Delivery(
-                        trajectories,
-                        episodes,
-                        lost,
-                        self._faults.count - faults,
-                        stalled,
-                        now - began,
+                    new_faults = self._faults.count - faults
+                    stats = ActorStats(
+                        buffer.episodes, buffer.lost, new_faults, stalled, now - began
                     )
+                    yield RolloutResult(trajectories, stats)
                     faults, stalled, began = self._faults.count, 0.0, now
-                if alone:  # the learner comes first: the next look is with what it learned
-                    track.look()
-                    track.send()
-                    stalled += time.perf_counter() - last
+                if single:  # act after the learner's update, with its weights
+                    collector.act()
+                    collector.send()
+                    stalled += time.perf_counter() - last_busy
 
     def stop(self) -> None:
-        """Ends the deliveries soon; from any thread."""
-        self._stopped = self._faults.over = True
+        """End `rollouts` soon. May be called from any thread."""
+        self._stopped = self._faults.stopping = True
 
     def close(self) -> None:
-        """Ends the environments, whatever they are doing."""
+        """Close all environments, also those that are stepping."""
         self.stop()
         for group in self.groups:
             group.close()
 
 
-class _Track:
-    """A group's place in its rollout, and what is written down of it."""
+class _Collector:
+    """Collects the rollouts of one group: `reset`, then `act`, `send` and `receive` in turn."""
 
     def __init__(
-        self, config: HostConfig, network: Network, group: Group, parameters: Parameters, key: Any
+        self,
+        config: HostConfig,
+        network: Network,
+        group: EnvGroup,
+        parameters: ParameterStore,
+        key: Any,
     ) -> None:
         self.group = group
-        self._steps, self._length = config.num_steps, config.sequence_length
+        self._num_steps, self._seq_len = config.num_steps, config.sequence_length
         self._network, self._parameters, self._key = network, parameters, key
         self._version, weights = parameters.latest
-        self._weights = network.prepare(weights)
-        self._memory = network.initial_memory(weights, group.count)
-        self._acted = 0
-        self._notes = Notes(group.count)
+        self._prepared = network.prepare(weights)
+        self._memory_state = network.initial_state(weights, group.num_envs)
+        self._act_count = 0
+        self._buffer = RolloutBuffer(group.num_envs)
 
     @property
-    def whole(self) -> bool:
-        return len(self._notes.answers) == self._steps
+    def complete(self) -> bool:
+        return len(self._buffer.env_steps) == self._num_steps
 
-    def begin(self) -> None:
-        self._obs = _narrow(self.group.reset())
-        self._resets = np.ones(self.group.count, bool)
+    def reset(self) -> None:
+        self._obs = _to_float32(self.group.reset())
+        self._resets = np.ones(self.group.num_envs, bool)
 
-    def look(self) -> None:
-        """Decide what to do about the observations, and wait for the decision."""
-        notes = self._notes
-        if len(notes.answers) % self._length == 0:
-            self._exchange_weights()
-            notes.starts.append(self._memory)
-            notes.versions.append(self._version)
-        acted = self._network.act(
-            self._weights,
-            self._memory,
+    def act(self) -> None:
+        """Sample actions for the current observations."""
+        buffer = self._buffer
+        if len(buffer.env_steps) % self._seq_len == 0:
+            self._update_weights()
+            buffer.initial_states.append(self._memory_state)
+            buffer.versions.append(self._version)
+        step = self._network.act(
+            self._prepared,
+            self._memory_state,
             self._obs,
             self._resets,
             self._key,
-            np.uint32(self._acted % 2**32),
+            np.uint32(self._act_count % 2**32),
         )
-        self._acted += 1
-        self._memory = acted.memory
-        self._actions = np.asarray(acted.actions)
-        notes.looks.append((self._obs, self._resets, acted.sampled, acted.log_probs, acted.values))
+        self._act_count += 1
+        self._memory_state = step.memory_state
+        self._env_actions = np.asarray(step.env_actions)
+        buffer.policy_steps.append(
+            (self._obs, self._resets, step.actions, step.log_probs, step.values)
+        )
 
     def send(self) -> None:
-        """Let the environments go on."""
-        self.group.send(self._actions)
+        """Start a step of the environments with the sampled actions."""
+        self.group.send(self._env_actions)
 
     def receive(self) -> None:
-        """Wait for the environments and write down what they did."""
-        got = self.group.receive()
-        ends = got.terminated | got.truncated
-        after = np.zeros(self.group.count, np.float32)
-        if got.truncated.any():
-            final = self._expect(_narrow(got.final), np.zeros(self.group.count, bool))
-            after[got.truncated] = final[got.truncated]
-        self._notes.answers.append((got.rewards, ends, after))
-        self._notes.count(got.charts, ends, got.torn)
-        self._obs, self._resets = _narrow(got.obs), ends
+        """Wait for the environments and record the step."""
+        step = self.group.receive()
+        ends = step.terminated | step.truncated
+        final_values = np.zeros(self.group.num_envs, np.float32)
+        if step.truncated.any():
+            no_resets = np.zeros(self.group.num_envs, bool)
+            values = np.asarray(
+                self._network.value(
+                    self._prepared, self._memory_state, _to_float32(step.final_obs), no_resets
+                )
+            )
+            final_values[step.truncated] = values[step.truncated]
+        self._buffer.env_steps.append((step.rewards, ends, final_values))
+        self._buffer.count_episodes(step.metrics, ends, step.restarted)
+        self._obs, self._resets = _to_float32(step.obs), ends
 
-    def set_aside(self) -> Callable[[], Handover]:
-        """Room for the next rollout. What it gives makes the last one ready to be handed over."""
-        notes, seen = self._notes, (self._weights, self._memory, self._obs, self._resets)
-        self._notes = Notes(self.group.count)
-        # What follows the last step is seen but not yet remembered: the next rollout begins so.
-        return lambda: notes.handover(np.asarray(self._network.expect(*seen)))
+    def start_next_rollout(self) -> Callable[[], tuple[RolloutBuffer, np.ndarray]]:
+        """Begin an empty buffer.
 
-    def _exchange_weights(self) -> None:
+        **Returns:**
+
+        A function that gives the complete buffer and the values of the observations after its last
+        step. It computes those with the present weights and memory state, and does not advance the
+        memory: the next rollout begins with the same observations.
+        """
+        buffer = self._buffer
+        inputs = (self._prepared, self._memory_state, self._obs, self._resets)
+        self._buffer = RolloutBuffer(self.group.num_envs)
+        return lambda: (buffer, np.asarray(self._network.value(*inputs)))
+
+    def _update_weights(self) -> None:
         version, weights = self._parameters.latest
         if version != self._version:
-            self._version, self._weights = version, self._network.prepare(weights)
-            self._memory = self._network.refresh(self._weights, self._memory, self._resets)
+            self._version, self._prepared = version, self._network.prepare(weights)
+            self._memory_state = self._network.refresh(
+                self._prepared, self._memory_state, self._resets
+            )
 
-    def _expect(self, obs: np.ndarray, resets: Bool[np.ndarray, " B"]) -> np.ndarray:
-        return np.asarray(self._network.expect(self._weights, self._memory, obs, resets))
 
-
-def _narrow(obs: np.ndarray) -> np.ndarray:
-    """As JAX will have it: half the bytes to keep."""
+def _to_float32(obs: np.ndarray) -> np.ndarray:
+    """float64 as float32, which JAX would make of it anyway: half the bytes to keep."""
     return obs.astype(np.float32) if obs.dtype == np.float64 else obs

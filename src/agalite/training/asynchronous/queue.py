@@ -1,4 +1,8 @@
-"""What actors hand to the learner: whole rollouts, one environment at a time, never torn."""
+"""What goes between actors and learner: trajectories one way, weights the other.
+
+An actor records a rollout of B environments in a `RolloutBuffer` and splits it into trajectories of
+one environment each, so that an environment that fails loses its own trajectory only.
+"""
 
 import threading
 from typing import Any, NamedTuple
@@ -9,132 +13,141 @@ from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
 from agalite.agents.rollout import Rollout
 
+EpisodeSums = dict[str, tuple[float, int]]
+"""For each metric of episodes, its sum over the episodes that ended and their number."""
+
 
 class Trajectory(NamedTuple):
-    """T steps of one environment, N sequences of L steps each with the memory it began with."""
+    """T steps of one environment, in N sequences of T / N steps."""
 
     rollout: Rollout
     """NumPy arrays (T, ...), without an axis for environments."""
-    starts: PyTree[Shaped[np.ndarray, "N ..."]]
+    initial_states: PyTree[Shaped[np.ndarray, "N ..."]]
+    """The memory state before each sequence."""
     versions: Int[np.ndarray, " N"]
-    """How many updates the weights had seen that acted; they change between sequences only."""
+    """The version of the weights that acted in each sequence."""
 
 
-class Handover(NamedTuple):
-    trajectories: list[Trajectory]
-    """Of all environments that came through their rollout."""
-    episodes: dict[str, tuple[float, int]]
-    """As in `Delivery`."""
+class ActorStats(NamedTuple):
+    """What an actor did since its last rollout."""
+
+    episodes: EpisodeSums
     lost: int
-    """How many did not come through it."""
+    """Trajectories that were discarded because their environment failed."""
+    faults: int
+    """Failures of environments."""
+    stalled: float
+    """Seconds in which no environment was stepping; an upper bound."""
+    seconds: float
+    """Seconds in all."""
 
 
-class Notes:
-    """A rollout of B environments while it is being made."""
+class RolloutResult(NamedTuple):
+    """A rollout of one group of environments."""
 
-    def __init__(self, count: int) -> None:
-        self.looks: list[tuple[Any, ...]] = []
-        """For each step: observations, resets, what the policy drew, log-probabilities, values."""
-        self.answers: list[tuple[np.ndarray, ...]] = []
-        """For each step: rewards, ends, values of final observations where one was cut off."""
-        self.starts: list[Any] = []
+    trajectories: list[Trajectory]
+    stats: ActorStats
+
+
+class RolloutBuffer:
+    """A rollout of B environments while it is collected."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.policy_steps: list[tuple[Any, ...]] = []
+        """For each step: obs, resets, actions, log_probs, values."""
+        self.env_steps: list[tuple[np.ndarray, ...]] = []
+        """For each step: rewards, ends, values of the final observations of truncated episodes."""
+        self.initial_states: list[Any] = []
+        """For each sequence the memory state (B, ...) before it."""
         self.versions: list[int] = []
-        self._torn = np.zeros(count, bool)
-        self._episodes: dict[str, tuple[float, int]] = {}
+        """For each sequence the version of the weights."""
+        self.episodes: EpisodeSums = {}
+        self._failed = np.zeros(num_envs, bool)
 
-    def count(
+    @property
+    def lost(self) -> int:
+        """The number of environments that failed in this rollout."""
+        return int(self._failed.sum())
+
+    def count_episodes(
         self,
-        charts: dict[str, Float[np.ndarray, " B"]],
+        metrics: dict[str, Float[np.ndarray, " B"]],
         ends: Bool[np.ndarray, " B"],
-        torn: Bool[np.ndarray, " B"],
+        restarted: Bool[np.ndarray, " B"],
     ) -> None:
-        """Take down what a step says of episodes; those that a fault ended do not count."""
-        self._torn |= torn
+        """Add the episodes that ended with this step; those that a fault ended do not count."""
+        self._failed |= restarted
         counted = {}
-        for name, values in charts.items():
-            told = ends & ~torn & ~np.isnan(values)
-            # Also where none ended: the names must be known before the first row of metrics.
-            counted[name] = (float(values[told].sum()), int(told.sum()))
-        self._episodes = merge(self._episodes, counted)
+        for name, values in metrics.items():
+            valid = ends & ~restarted & ~np.isnan(values)
+            # Also where no episode ended: the first row of metrics must have all names.
+            counted[name] = (float(values[valid].sum()), int(valid.sum()))
+        self.episodes = merge_episodes(self.episodes, counted)
 
-    def handover(self, last: Float[np.ndarray, " B"]) -> Handover:
-        """`last`: what the critic says to the observations after the last step."""
-        obs, resets, sampled, log_probs, values = _stack(self.looks)
-        rewards, ends, after = _stack(self.answers)
-        next_values = np.where(ends, after, np.concatenate([values[1:], last[None]]))
-        columns = (obs, resets, sampled, log_probs, values, rewards, ends, next_values)
-        starts = jax.tree.map(lambda *rows: np.stack([np.asarray(x) for x in rows]), *self.starts)
+    def trajectories(self, last_values: Float[np.ndarray, " B"]) -> list[Trajectory]:
+        """The trajectories of all environments that did not fail.
+
+        **Arguments:**
+
+        - `last_values`: (B,), the values of the observations after the last step.
+        """
+        obs, resets, actions, log_probs, values = _stack_steps(self.policy_steps)
+        rewards, ends, final_values = _stack_steps(self.env_steps)
+        next_values = np.where(ends, final_values, np.concatenate([values[1:], last_values[None]]))
+        columns = (obs, resets, actions, log_probs, values, rewards, ends, next_values)
+        states = jax.tree.map(
+            lambda *rows: np.stack([np.asarray(x) for x in rows]), *self.initial_states
+        )
         versions = np.array(self.versions)
 
-        def of(x: Any, b: Any) -> Any:
+        def of_env(x: np.ndarray, b: Any) -> Any:
             return np.ascontiguousarray(x[:, b])
 
-        trajectories = [
+        return [
             Trajectory(
-                Rollout(*(of(x, b) for x in columns)),
-                jax.tree.map(lambda x, b=b: of(x, b), starts),
+                Rollout(*(of_env(x, b) for x in columns)),
+                jax.tree.map(lambda x, b=b: of_env(x, b), states),
                 versions,
             )
-            for b in np.flatnonzero(~self._torn)
+            for b in np.flatnonzero(~self._failed)
         ]
-        return Handover(trajectories, self._episodes, int(self._torn.sum()))
-
-
-class Delivery(NamedTuple):
-    """What an actor has to say at the end of a rollout of one of its groups."""
-
-    trajectories: list[Trajectory]
-    episodes: dict[str, tuple[float, int]]
-    """Sum and number, over the episodes that ended, of each chart."""
-    lost: int
-    """Rollouts thrown away, since their environment failed on the way."""
-    faults: int
-    """Of environments, since the last delivery."""
-    stalled: float
-    """Seconds, since the last delivery, in which no environment had anything to do; at most."""
-    seconds: float
-    """Since the last delivery."""
 
 
 def stack(
     trajectories: list[Trajectory],
 ) -> tuple[Rollout, PyTree[Shaped[np.ndarray, "N B ..."]], Int[np.ndarray, "N B"]]:
-    """Rollout (T, B, ...), starts (N, B, ...) and versions (N, B)."""
+    """A batch of B trajectories: rollout (T, B, ...), initial states (N, B, ...), versions."""
     return jax.tree.map(lambda *rows: np.stack(rows, axis=1), *trajectories)
 
 
-def merge(
-    into: dict[str, tuple[float, int]], episodes: dict[str, tuple[float, int]]
-) -> dict[str, tuple[float, int]]:
-    out = dict(into)
-    for name, (total, count) in episodes.items():
+def merge_episodes(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+    """The sums over the episodes of both."""
+    out = dict(a)
+    for name, (total, count) in b.items():
         before = out.get(name, (0.0, 0))
         out[name] = (before[0] + total, before[1] + count)
     return out
 
 
-def mean(episodes: dict[str, tuple[float, int]], name: str) -> float:
-    """NaN where there was nothing."""
+def episode_mean(episodes: EpisodeSums, name: str) -> float:
+    """The mean of a metric; NaN if no episode ended."""
     total, count = episodes.get(name, (0.0, 0))
     return total / count if count else float("nan")
 
 
-def _stack(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
-    """Tuples of arrays (...), one for each step, as arrays (T, ...)."""
+def _stack_steps(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
+    """T tuples of arrays (...) as a list of arrays (T, ...)."""
     return [np.stack([np.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
-
-
-# --- Between actors and learner, in one process: rollouts one way, weights the other --------------
 
 
 class Weights(NamedTuple):
     version: int
-    """How many updates they have seen."""
+    """The number of updates that made them."""
     arrays: Any
 
 
-class Parameters:
-    """The newest weights. To publish is to put a reference in place: nobody is kept waiting."""
+class ParameterStore:
+    """The newest weights. Publishing replaces a reference, so neither side waits."""
 
     def __init__(self, version: int, arrays: Any) -> None:
         self.latest = Weights(version, arrays)
@@ -143,12 +156,17 @@ class Parameters:
         self.latest = Weights(version, arrays)
 
 
-class Closed(Exception):
-    """The queue was closed while somebody waited at it."""
+class QueueClosed(Exception):
+    """The queue was closed while an actor waited to put something into it."""
 
 
-class Queue:
-    """Trajectories in the order they came. Bounded, so that policies do not grow old in it."""
+class TrajectoryQueue:
+    """Trajectories, first in, first out. Bounded, which bounds the policy lag.
+
+    **Arguments:**
+
+    - `limit`: with so many trajectories in the queue, actors wait.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -160,16 +178,16 @@ class Queue:
         return len(self._items)
 
     def put(self, items: list[Trajectory]) -> None:
-        """Waits while the queue is full. What one group finished together is taken together."""
+        """Wait while the queue is full, then add all items together."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._limit)
             if self._closed:
-                raise Closed
+                raise QueueClosed
             self._items += items
             self._changed.notify_all()
 
     def take(self, count: int, timeout: float) -> list[Trajectory] | None:
-        """The `count` oldest, or None if there are not so many within `timeout` seconds."""
+        """The `count` oldest, or None if there are fewer after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) >= count, timeout)
             if len(self._items) < count:
@@ -179,6 +197,7 @@ class Queue:
             return taken
 
     def close(self) -> None:
+        """Wake all who wait; `put` raises `QueueClosed` from here on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

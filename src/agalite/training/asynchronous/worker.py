@@ -1,4 +1,9 @@
-"""Environments that step together, whatever happens to some of them."""
+"""Workers, and groups of workers whose environments step together.
+
+A worker is a `GymnasiumVector` of `envs_per_worker` environments. When one of them fails (it
+raises, dies, hangs or gives NaN), the whole worker is restarted and the other workers of its group
+go on.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,76 +12,128 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
+from agalite.envs import registry
 from agalite.envs.gymnasium.vector import GymnasiumVector, Step
-from agalite.envs.gymnasium.workers import Fault
+from agalite.envs.gymnasium.workers import EnvError
+from agalite.training.config import HostConfig
 
-_AT_ONCE = 8  # workers that start side by side
+_STARTING_AT_ONCE = 8  # workers that start at the same time
+_NO_METRICS = {"terminated", "truncated", "final_observation"}
+_METRICS = {"episode_return": "episodic_return", "episode_length": "episodic_length"}
+
+
+def make_worker(config: HostConfig, seed: int, **options: Any) -> GymnasiumVector:
+    """A worker of a run: its environments, each in its own process or all in this one."""
+    settings = {
+        "num_envs": config.envs_per_worker,
+        "asynchronous": config.processes,
+        "timeout": config.timeout if config.processes else None,
+        "seed": seed,
+    }
+    made = registry.make(config.env, **{**config.env_options, **settings, **options})
+    assert isinstance(made, GymnasiumVector)
+    return made
+
+
+def worker_seed(
+    config: HostConfig, start_update: int, actor: int, worker: int, restart: int = 0
+) -> int:
+    """The seed of a worker's environments, different after every restart and resume.
+
+    **Arguments:**
+
+    - `start_update`: the update at which this session of training started.
+    - `actor`, `worker`: their indices.
+    - `restart`: how often the worker was restarted.
+    """
+    entropy = [config.seed, start_update, actor, worker, restart]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def split_workers(workers: int, groups: int) -> list[range]:
+    """The indices of the workers in each group, as evenly as possible."""
+    ends = [round(workers * (i + 1) / groups) for i in range(groups)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 class TooManyFaults(ValueError):
-    """Environments failed more often than the run puts up with."""
+    """Environments failed more often than `restarts` allows."""
 
 
-class Faults:
-    """Counts them, tells about each, and says when it is enough."""
+class FaultCounter:
+    """Counts and logs the faults of an actor's environments.
 
-    def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
+    **Arguments:**
+
+    - `limit`: how many are allowed.
+    - `log`: takes a line for the run's log.
+    """
+
+    def __init__(self, limit: int, log: Callable[[str], None]) -> None:
         self.count = 0
-        self.over = False
-        """Nobody wants anything begun again: an end that comes from here looks like a fault."""
-        self._limit, self._tell = limit, tell
+        self.stopping = False
+        """The actor is being closed: its environments end with errors and are not restarted."""
+        self._limit, self._log = limit, log
 
-    def add(self, where: str, fault: Fault) -> None:
-        if self.over:
-            raise fault
+    def add(self, where: str, error: EnvError) -> None:
+        """Count a fault; raise `TooManyFaults` if it is one too many."""
+        if self.stopping:
+            raise error
         self.count += 1
-        self._tell(f"fault {self.count} in {where}: {fault}")
+        self._log(f"fault {self.count} in {where}: {error}")
         if self.count > self._limit:
             raise TooManyFaults(
                 f"environments failed {self.count} times (restarts={self._limit} are allowed); "
-                f"the last, in {where}: {str(fault).splitlines()[0]}"
+                f"the last, in {where}: {str(error).splitlines()[0]}"
             )
-        self._tell(f"{where} is begun again")
+        self._log(f"{where} is restarted")
 
 
-class Received(NamedTuple):
+class GroupStep(NamedTuple):
+    """A step of the B environments of a group."""
+
     obs: Shaped[np.ndarray, "B ..."]
     rewards: Float[np.ndarray, " B"]
     terminated: Bool[np.ndarray, " B"]
     truncated: Bool[np.ndarray, " B"]
-    final: Shaped[np.ndarray, "B ..."]
-    """The observation that the step led to, also where the episode ended with it."""
-    charts: dict[str, Float[np.ndarray, " B"]]
-    """What there is to say of the episode so far; NaN where nothing."""
-    torn: Bool[np.ndarray, " B"]
-    """The environment failed; this is the first observation of another that took its place."""
+    final_obs: Shaped[np.ndarray, "B ..."]
+    """The observation that the step led to, also where it ended the episode."""
+    metrics: dict[str, Float[np.ndarray, " B"]]
+    """Metrics of the episode so far; NaN where there is no value."""
+    restarted: Bool[np.ndarray, " B"]
+    """The environment failed; `obs` is the first observation of its replacement."""
 
 
-class Group:
-    """The B environments of several workers: `reset`, then `send` and `receive` by turns.
+class EnvGroup:
+    """The B environments of several workers: `reset`, then `send` and `receive` in turn.
 
-    A worker with a fault is replaced by a new one. `numbers` are those of the workers within their
-    actor, whose name is for messages; `seed(number, life)` gives a seed to a worker's environments,
-    anew in each of its lives.
+    **Arguments:**
+
+    - `first`: the first worker; the others are made like it.
+    - `indices`: of the workers among those of their actor.
+    - `actor`: the actor's name, for messages.
+    - `seed`: gives a worker's seed from its index and its number of restarts.
+    - `faults`: counts the faults of the actor.
     """
 
     def __init__(
         self,
         first: GymnasiumVector,
-        numbers: range,
+        indices: range,
         *,
         actor: str,
         seed: Callable[[int, int], int],
-        faults: Faults,
+        faults: FaultCounter,
     ) -> None:
-        """`first` is the first worker."""
-        self._numbers, self._actor, self._seed, self._faults = numbers, actor, seed, faults
-        self._lives = [0] * len(numbers)
+        self._indices, self._actor, self._seed, self._faults = indices, actor, seed, faults
+        self._restarts = [0] * len(indices)
+        self._envs_per_worker = first.num_envs
+        self._errors: dict[int, EnvError] = {}  # of `send`, handled by the next `receive`
         self.workers = [first]
         try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                seeds = [seed(number, 0) for number in numbers[1:]]
-                made = [pool.submit(first.another, s) for s in seeds]
+            with ThreadPoolExecutor(_STARTING_AT_ONCE) as pool:
+                seeds = [seed(index, 0) for index in indices[1:]]
+                made = [pool.submit(first.recreate, s) for s in seeds]
                 errors = [future.exception() for future in made]
             self.workers += [f.result() for f, e in zip(made, errors, strict=True) if e is None]
             for error in errors:
@@ -85,94 +142,86 @@ class Group:
         except BaseException:
             self.close()
             raise
-        self._size = first.count
-        self._broken: dict[int, Fault] = {}
 
     @property
-    def count(self) -> int:
-        return self._size * len(self.workers)
+    def num_envs(self) -> int:
+        return self._envs_per_worker * len(self.workers)
 
     def reset(self) -> Shaped[np.ndarray, "B ..."]:
+        """The first observations of all environments."""
         out = []
         for i, worker in enumerate(self.workers):
             try:
-                out.append(worker.reset(seed=self._seed(self._numbers[i], 0)))
-            except Fault as fault:
-                out.append(self._replace(i, fault))
+                out.append(worker.reset(seed=self._seed(self._indices[i], 0)))
+            except EnvError as error:
+                out.append(self._restart(i, error))
         return np.concatenate(out)
 
     def send(self, actions: Shaped[np.ndarray, "B ..."]) -> None:
+        """Start a step of all environments."""
+        size = self._envs_per_worker
         for i, worker in enumerate(self.workers):
             try:
-                worker.send(actions[i * self._size : (i + 1) * self._size])
-            except Fault as fault:
-                self._broken[i] = fault
+                worker.send(actions[i * size : (i + 1) * size])
+            except EnvError as error:
+                self._errors[i] = error
 
     def ready(self) -> bool:
-        return all(i in self._broken or w.ready() for i, w in enumerate(self.workers))
+        """Whether `receive` would return at once."""
+        return all(i in self._errors or w.ready() for i, w in enumerate(self.workers))
 
-    def receive(self) -> Received:
-        steps, torn = [], []
+    def receive(self) -> GroupStep:
+        """Wait for the step. Workers that failed are restarted."""
+        steps, restarted = [], []
         for i, worker in enumerate(self.workers):
-            fault = self._broken.pop(i, None)
-            if fault is None:
+            error = self._errors.pop(i, None)
+            if error is None:
                 try:
                     steps.append(worker.receive())
-                    torn.append(np.zeros(self._size, bool))
+                    restarted.append(np.zeros(self._envs_per_worker, bool))
                     continue
-                except Fault as caught:
-                    fault = caught
-            steps.append(self._nothing(self._replace(i, fault)))
-            torn.append(np.ones(self._size, bool))
-        return self._joined(steps, np.concatenate(torn))
+                except EnvError as caught:
+                    error = caught
+            steps.append(_end_of_episode(self._restart(i, error)))
+            restarted.append(np.ones(self._envs_per_worker, bool))
+        return _concatenate(steps, np.concatenate(restarted))
 
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
 
-    def _replace(self, i: int, fault: Fault) -> Shaped[np.ndarray, "b ..."]:
-        """The first observations of a new worker; as often as it takes, or is allowed."""
+    def _restart(self, i: int, error: EnvError) -> Shaped[np.ndarray, "b ..."]:
+        """Replace a worker, again if the new one fails too; returns its first observations."""
         while True:
-            number = self._numbers[i]
-            self._faults.add(f"worker {number} of {self._actor}", fault)
-            self._lives[i] += 1
+            index = self._indices[i]
+            self._faults.add(f"worker {index} of {self._actor}", error)
+            self._restarts[i] += 1
             try:
-                self.workers[i] = self.workers[i].another(self._seed(number, self._lives[i]))
+                self.workers[i] = self.workers[i].recreate(self._seed(index, self._restarts[i]))
                 return self.workers[i].reset()
-            except Fault as again:
-                fault = again
-
-    def _nothing(self, obs: Shaped[np.ndarray, "b ..."]) -> Step:
-        """In place of a step that did not happen: an end, so that the next one is a beginning."""
-        zeros, yes = np.zeros(len(obs), np.float32), np.ones(len(obs), bool)
-        return Step(obs, zeros, yes, ~yes, {"final_observation": obs})
-
-    def _joined(self, steps: list[Step], torn: Bool[np.ndarray, " B"]) -> Received:
-        def join(parts: list[Any]) -> np.ndarray:
-            return np.concatenate(parts)
-
-        known = {name for step in steps for name in step.info} - _NOT_CHARTS
-        blank = np.full(self._size, np.nan, np.float32)
-        charts = {
-            _CHARTS.get(name, name): join([step.info.get(name, blank) for step in steps])
-            for name in sorted(known)
-        }
-        return Received(
-            join([step.obs for step in steps]),
-            join([step.reward for step in steps]),
-            join([step.terminated for step in steps]),
-            join([step.truncated for step in steps]),
-            join([step.info["final_observation"] for step in steps]),
-            charts,
-            torn,
-        )
+            except EnvError as again:
+                error = again
 
 
-_NOT_CHARTS = {"terminated", "truncated", "final_observation"}
-_CHARTS = {"episode_return": "episodic_return", "episode_length": "episodic_length"}
+def _end_of_episode(obs: Shaped[np.ndarray, "b ..."]) -> Step:
+    """In place of a step that failed: the end of an episode, so that `obs` begins the next one."""
+    zeros, ends = np.zeros(len(obs), np.float32), np.ones(len(obs), bool)
+    return Step(obs, zeros, ends, ~ends, {"final_observation": obs})
 
 
-def split(workers: int, groups: int) -> list[range]:
-    """The numbers of the workers in each group: as even as can be."""
-    ends = [round(workers * (i + 1) / groups) for i in range(groups)]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+def _concatenate(steps: list[Step], restarted: Bool[np.ndarray, " B"]) -> GroupStep:
+    names = {name for step in steps for name in step.info} - _NO_METRICS
+    missing = np.full(len(restarted) // len(steps), np.nan, np.float32)
+    metrics = {
+        _METRICS.get(name, name): np.concatenate([step.info.get(name, missing) for step in steps])
+        for name in sorted(names)
+    }
+    return GroupStep(
+        np.concatenate([step.obs for step in steps]),
+        np.concatenate([step.reward for step in steps]),
+        np.concatenate([step.terminated for step in steps]),
+        np.concatenate([step.truncated for step in steps]),
+        np.concatenate([step.info["final_observation"] for step in steps]),
+        metrics,
+        restarted,
+    )
