@@ -1,20 +1,23 @@
-"""agalite: memory for agents that see only part of their world.
+"""agalite: memory for online reinforcement learning in partially observable environments.
 
+```python
 import agalite, jax
+
 memory = agalite.make_memory("agalite", input_size=16, key=jax.random.key(0))
 state = memory.initial_state()
-state, y = memory.step(state, x, reset)       # one input at a time, for ever
-state, ys = memory.scan(state, xs, resets)    # or a whole sequence, the same numbers
+state, y = memory.step(state, x, reset)       # one input at a time, indefinitely
+state, ys = memory.scan(state, xs, resets)    # a whole sequence at once, the same numbers
 
 run = agalite.train("tmaze")                  # or a TrainConfig; agalite.resume(run) if it stopped
 policy = agalite.load_policy(run)
 state = policy.initial_state()
 action, state = policy.act(obs, state, reset=True)
+```
 """
 
 from agalite.version import __version__
 
-TYPE_CHECKING = False  # as in `typing`, which takes longer to import than all of this
+TYPE_CHECKING = False  # type checkers treat it as typing's, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,7 +29,7 @@ __all__ = ["TrainConfig", "__version__", "load_policy", "make_memory", "resume",
 
 
 def __getattr__(name: str) -> "Any":
-    # JAX takes a second to import; `agalite --help` should not.
+    # On first use: importing JAX takes a second, and `agalite --help` does not need it.
     if name in ("train", "resume", "load_policy"):
         from agalite import api
 

@@ -1,6 +1,6 @@
-"""The `agalite` command, and `python -m agalite`: with a clean end on Ctrl-C from the first moment.
+"""The entry point of the `agalite` command and of `python -m agalite`.
 
-Nothing is imported here that takes time.
+Ctrl-C ends it cleanly from the first moment, so nothing that takes time is imported here.
 """
 
 import os
@@ -11,10 +11,10 @@ from types import FrameType
 
 def main() -> int:
     try:
-        # Where it is ignored, as in a script's background jobs, it stays so.
+        # Where SIGINT is ignored, as in background jobs of a script, it stays ignored.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
-        # `cli.main` holds Ctrl-C back while the process starts itself again; here it may come.
+        # `cli.main` blocks Ctrl-C while the process restarts itself; from here on it is handled.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         from agalite.cli import main
@@ -26,8 +26,11 @@ def main() -> int:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
-    """As Python does it, except during an import: there is nothing to save or to tidy up yet, and
-    an exception there comes out as another one, is lost, or ends in a crash."""
+    """Raises `KeyboardInterrupt`, but exits at once during an import.
+
+    Nothing needs saving then, and an exception inside an import may be replaced or lost, or crash
+    the interpreter.
+    """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"agalite: interrupted\n")

@@ -1,7 +1,11 @@
-"""What `agalite train`, `resume` and their likes do, from Python. Light until it is called.
+"""The Python API at the top of the package: `agalite.train`, `resume` and `load_policy`.
 
+Nothing heavy is imported until one of them is called.
+
+```python
 run = agalite.train("tmaze", env_options={"corridor": 10}, total_timesteps=300_000)
 policy = agalite.load_policy(run)
+```
 """
 
 import os
@@ -24,20 +28,29 @@ def train(
     wandb: bool = False,
     **settings: Any,
 ) -> "Run":
-    """Trains an agent to the end, into a new folder, and returns the run.
+    """Trains an agent to the end of a new run.
 
-    config: a `TrainConfig`, which says it all; or the name of an environment, and then `settings`
-    are fields of `TrainConfig`, and those not given are the `preset`'s, as on the command line:
-    `train("tmaze", memory="gru", env_options={"corridor": 10}, agent=A2C(learning_rate=1e-3))`.
-    folder: where to; runs/<env>-<memory>-<time> if not given.
-    quiet: no progress on the terminal. wandb: the metrics go to Weights & Biases too.
+    `train("tmaze", memory="gru", env_options={"corridor": 10}, agent=A2C(learning_rate=1e-3))`
 
-    Ctrl-C saves and raises `agalite.process.Stopped`; `agalite.resume` goes on from there.
+    **Arguments:**
+
+    - `config`: a `TrainConfig`; or the name of an environment, with fields of `TrainConfig` as
+        `settings`.
+    - `folder`: of the run; runs/<env>-<memory>-<time> if not given.
+    - `preset`: where the settings that are not given come from, "tuned" or "paper".
+    - `quiet`: no progress on the terminal.
+    - `wandb`: send the metrics to Weights & Biases too.
+    - `settings`: fields of `TrainConfig`, if `config` is a name.
+
+    **Returns:**
+
+    The run. On Ctrl-C the run is saved and `agalite.system.Stopped` is raised; `agalite.resume`
+    continues it.
     """
     from agalite import extras
 
     extras.require_training("agalite.train")
-    from agalite.training import command
+    from agalite.training import presets
     from agalite.training.config import HostConfig, TrainConfig
     from agalite.training.train import train
 
@@ -50,17 +63,27 @@ def train(
     elif config is None or isinstance(config, str):
         if config is not None:
             settings = {"env": config, **settings}
-        config = command.configure(preset, settings)
+        config = presets.configure(preset, settings)
     else:
         raise ValueError(
             f"config={config!r} must be a TrainConfig, or the name of an environment with other "
             'settings by name: train("tmaze", total_timesteps=300_000)'
         )
-    return train(config, folder or command.new_folder(config), quiet=quiet, wandb=wandb)
+    return train(config, folder or presets.new_folder(config), quiet=quiet, wandb=wandb)
 
 
 def resume(run: "Run | Folder", *, quiet: bool = False) -> "Run":
-    """Goes on with a run, or the folder of one, to the same end as if it had never stopped."""
+    """Continues a run from its newest checkpoint, to the same end as if it had never stopped.
+
+    **Arguments:**
+
+    - `run`: a run, or its folder.
+    - `quiet`: no progress on the terminal.
+
+    **Returns:**
+
+    The run.
+    """
     from agalite import extras
 
     extras.require_training("agalite.resume")
@@ -77,10 +100,19 @@ def load_policy(
     greedy: bool = False,
     seed: int = 0,
 ) -> "Policy":
-    """The agent of a run, or of the folder of one: see `Policy`.
+    """The trained agent of a run.
 
-    seed_number: which of the run's seeds, 0 is the first. best: the best checkpoint instead of the
-    newest. greedy: the likeliest action instead of a sampled one; `seed` is of the sampling.
+    **Arguments:**
+
+    - `run`: a run, or its folder.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `best`: the checkpoint with the highest return instead of the newest.
+    - `greedy`: take the most likely action instead of a sampled one.
+    - `seed`: of the sampling.
+
+    **Returns:**
+
+    A `Policy`.
     """
     from agalite import extras
 

@@ -1,22 +1,29 @@
-"""The command line: a thin layer over the library. `agalite` alone says what there is."""
+"""The command line: commands, their help, and how errors are shown.
+
+A command is a dataclass whose fields are its options and whose `run` does the work; tyro makes the
+parser. A class with `main(words, name)` instead parses its own words (`agalite train`). Nothing
+heavy is imported until a command runs, so that `agalite --help` is fast.
+"""
 
 import contextlib
+import io
 import os
+import re
 import select
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
+import tyro
 import tyro.conf
 
-from agalite import extras, help
+from agalite import extras
 from agalite.bench import command as bench
-from agalite.completion import Completion
 from agalite.export import command as export
 from agalite.studies import command as study
 from agalite.supervised import command as lra
@@ -33,9 +40,9 @@ class Models:
     """Width of an observation (16 is T-Maze's)."""
 
     def run(self) -> None:
-        from agalite.memory import registry as table
+        from agalite.memory import registry
 
-        table.show(self.input_size)
+        registry.print_models(self.input_size)
 
 
 @dataclass(frozen=True)
@@ -50,17 +57,18 @@ class Envs:
 
 @dataclass(frozen=True)
 class EnvsShow:
-    """Write a moving picture of a random episode."""
+    """Write a video of an episode with random actions."""
 
     name: tyro.conf.Positional[str]
-    """The environment: a name that `agalite envs` lists, or gym:<id>."""
+    """Environment: a name that `agalite envs` lists, or gym:<id>."""
     out: Path
-    """The file to write: .mp4 or .gif, or .png for a strip of frames."""
+    """File to write: .mp4 or .gif, or .png for a strip of frames."""
     seed: int = 0
+    """Random seed of the episode and its actions."""
     steps: int | None = None
     """Stop after so many steps, if the episode has not ended; 1000 if not given."""
     fps: float | None = None
-    """Frames a second; the environment's own speed if not given."""
+    """Frames per second; the environment's own speed if not given."""
     set: tuple[str, ...] = ()
     """Options of the environment, for example: --set corridor=20."""
 
@@ -78,33 +86,43 @@ class EnvsShow:
 
 
 class Train:
-    """Train an agent that remembers."""
+    """Train an agent with memory."""
 
     @staticmethod
     def main(words: list[str], name: str) -> None:
         """Which options there are depends on the environment, the model and the algorithm."""
         extras.require_training(name)
-        # Before the environments are looked at: the first of them wakes JAX up.
-        use_devices(_whole_number(words, "--devices"), _whole_number(words, "--seeds") or 1)
-        from agalite.training import command as options
+        from agalite.training import command
 
-        choices, config = options.parse(words, name)
-        folder = choices.out or options.new_folder(config)
+        parsed = command.parse_choices(words, name)
+        choices = parsed.choices
+        # Before the rest is parsed: that imports the environment, which initialises JAX's devices.
+        use_devices(choices.devices, choices.seeds or 1)
+        config = command.parse_config(parsed, name)
+        from agalite.training.presets import new_folder
         from agalite.training.train import train
 
-        _report(train(config, folder, wandb=choices.wandb, ray=choices.ray))
+        folder = choices.out or new_folder(config)
+        _print_summary(train(config, folder, wandb=choices.wandb, ray=choices.ray))
+
+    @staticmethod
+    def options() -> type:
+        """The options that every environment has, for completion."""
+        from agalite.training.command import Choices
+
+        return Choices
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its newest checkpoint, to the same end."""
+    """Continue a run from its newest checkpoint."""
 
     run_folder: tyro.conf.Positional[Path]
-    """The folder of the run."""
+    """Folder of the run."""
     devices: int | None = None
-    """CPU devices to spread the seeds over."""
+    """CPU devices to train the seeds on, as in `train`."""
     ray: str | None = None
-    """Put the actors on the Ray cluster at this address, as in `train`."""
+    """Address of a Ray cluster for the actors, as in `train`."""
 
     def run(self) -> None:
         extras.require_training("agalite resume")
@@ -112,45 +130,46 @@ class Resume:
 
         run = Run.open(self.run_folder)
         use_devices(self.devices, int(run.config.get("seeds", 1)))
-        if lra.made(run):
+        if lra.is_lra_run(run):
             return lra.resume(self.run_folder)
         from agalite.training.train import resume
 
-        return _report(resume(self.run_folder, ray=self.ray))
+        return _print_summary(resume(self.run_folder, ray=self.ray))
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Play whole episodes with a trained agent and say how good it is."""
+    """Score a trained agent over whole episodes."""
 
     run_folder: tyro.conf.Positional[Path]
-    """The folder of the run."""
+    """Folder of the run."""
     episodes: int = 100
+    """Episodes to play."""
     greedy: bool = False
-    """Take the likeliest action instead of a sampled one."""
+    """Take the most likely action instead of a sampled one."""
     best: bool = False
-    """Use the best checkpoint instead of the newest."""
+    """Use the checkpoint with the highest return instead of the newest."""
     seed: int = 0
-    """Of the episodes."""
+    """Random seed of the episodes."""
     seed_number: int = 0
     """Which of the run's seeds to use: 0 is the first."""
-    together: int = 64
-    """Environments that play side by side."""
+    num_envs: int = 64
+    """Parallel environments."""
     video: Path | None = None
-    """Also write one episode to this .mp4 or .gif, or .png as a strip of frames."""
+    """Also write one episode to this file: .mp4 or .gif, or .png for a strip of frames."""
 
     def run(self) -> None:
         extras.require_training("agalite eval")
         from agalite.training import evaluate
 
-        evaluate.evaluation(
+        evaluate.report(
             self.run_folder,
             episodes=self.episodes,
             greedy=self.greedy,
             best=self.best,
             seed=self.seed,
             seed_number=self.seed_number,
-            together=self.together,
+            num_envs=self.num_envs,
             video=self.video,
         )
 
@@ -160,11 +179,11 @@ class Plot:
     """Draw the learning curves of one or several runs."""
 
     run_folders: tyro.conf.Positional[tuple[Path, ...]]
-    """The folders of the runs."""
+    """Folders of the runs."""
     out: Path = Path("curve.png")
-    """The file to write: .png or .svg."""
+    """File to write: .png or .svg."""
     metric: str | None = None
-    """A column of metrics.csv; the return, or for `agalite lra` the accuracy, if not given."""
+    """Column of metrics.csv; the return, or for `agalite lra` the accuracy, if not given."""
 
     def run(self) -> None:
         from agalite.training import plots
@@ -176,17 +195,7 @@ class Plot:
         print(f"written to {self.out}")
 
 
-def _whole_number(words: list[str], option: str) -> int | None:
-    """The value of an option, if it has one; whether it is a good one is found out later."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        text = value if equals else following
-        if name == option and text.replace("_", "").isdigit():
-            return int(text)
-    return None
-
-
-def _report(run: Any) -> None:
+def _print_summary(run: Any) -> None:
     summary = run.read_summary() or {}
     for name, value in sorted(summary.get("last_tenth", {}).items()):
         print(f"{name.removeprefix('charts/'):<24} {value:,.3f}   (mean of the last tenth)")
@@ -199,18 +208,18 @@ def _report(run: Any) -> None:
 
 @dataclass(frozen=True)
 class Demo:
-    """Watch an agent learn to remember, beside one that cannot (what `make train` runs)."""
+    """Train an agent with memory and one without, and compare them (what `make train` runs)."""
 
     out: Path = Path("runs/demo")
     """Folder for both runs, their curves, an episode and the summary; continued if it exists."""
     corridor: int = 20
-    """Length of the T-Maze: for so many steps the cue must be remembered."""
+    """Length of the T-Maze: the number of steps for which the cue must be remembered."""
     steps: int = 500_000
     """Environment steps of each seed."""
     seeds: int = 2
-    """Agents of each kind, trained together."""
+    """Seeds of each agent."""
     seed: int = 0
-    """The first seed."""
+    """First random seed."""
 
     def run(self) -> None:
         extras.require_training("agalite demo")
@@ -222,8 +231,33 @@ class Demo:
         )
 
 
-# A command is a dataclass, its fields the options; a group of commands is a dictionary, "" in it
-# what the group does by itself.
+@dataclass(frozen=True)
+class Completion:
+    """Print a script for completion by the tab key."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh"]]
+    """bash or zsh."""
+
+    def run(self) -> None:
+        commands = _completable("agalite", COMMANDS)
+        with contextlib.suppress(SystemExit):  # tyro exits after printing the script
+            tyro.cli(commands, prog="agalite", args=["--tyro-print-completion", self.shell])
+
+
+def _completable(name: str, command: Any) -> Any:
+    """A command, or a group as a union of commands, as a type for tyro's completion."""
+    if isinstance(command, dict):
+        found: Any = Union[tuple(_completable(*item) for item in command.items())]  # noqa: UP007
+    elif hasattr(command, "main"):
+        # Options that depend on the environment or the memory model cannot be completed: tyro's
+        # script is made once, for all of them.
+        found = command.options() if hasattr(command, "options") else make_dataclass(name, [])
+    else:
+        found = command
+    return Annotated[found, tyro.conf.subcommand(name, prefix_name=False)]
+
+
+# A group of commands is a dictionary; "" in it is the command that the group itself is.
 COMMANDS: dict[str, Any] = {
     "models": Models,
     "envs": {"": Envs, "show": EnvsShow},
@@ -240,8 +274,85 @@ COMMANDS: dict[str, Any] = {
     "completion": Completion,
 }
 
+# Printed under the --help of a command, at least one for each; the tests parse them all.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "agalite models": ("agalite models", "agalite models --input-size 64"),
+    "agalite envs": ("agalite envs", "agalite envs show tmaze --out episode.gif"),
+    "agalite envs show": (
+        "agalite envs show tmaze --out episode.gif --set corridor=10",
+        "agalite envs show gym:CartPole-v1 --out episode.png",
+    ),
+    "agalite train": (
+        "agalite train tmaze --memory agalite --corridor 20 --steps 500_000",
+        "agalite train masked-cartpole --memory gru --algorithm ppo --seeds 4 --out runs/cartpole",
+        "agalite train tmaze --memory gtrxl --model.memory 128 --preset paper",
+        "agalite train gym:CartPole-v1 --memory agalite",
+        "agalite train mystery-path-grid --memory gtrxl --help    # the options of that choice",
+    ),
+    "agalite resume": ("agalite resume runs/NAME",),
+    "agalite eval": (
+        "agalite eval runs/NAME --episodes 500",
+        "agalite eval runs/NAME --greedy --best --video episode.gif",
+    ),
+    "agalite plot": (
+        "agalite plot runs/A runs/B --out curves.png",
+        "agalite plot runs/NAME --metric charts/success",
+    ),
+    "agalite demo": ("agalite demo", "agalite demo --corridor 10 --steps 200_000 --out runs/short"),
+    "agalite export": (
+        "agalite export runs/NAME --onnx policy.onnx",
+        "agalite export runs/NAME --best --stablehlo policy.bin",
+    ),
+    "agalite watch": (
+        "agalite watch runs/NAME --out page.html",
+        "agalite watch runs/NAME --greedy --best --out episode.gif",
+    ),
+    "agalite lra listops": (
+        "agalite lra listops --memory agalite --seeds 2",
+        "agalite lra listops --memory gru --max-length 600 --train-examples 2000",
+    ),
+    "agalite lra text": ("agalite lra text --memory linear",),
+    "agalite lra baselines": ("agalite lra baselines text",),
+    "agalite lra report": ("agalite lra report runs/A runs/B --out results/lra-text.md",),
+    "agalite study list": ("agalite study list",),
+    "agalite study run": (
+        "agalite study run tmaze",
+        "agalite study run tmaze --scale cpu --only agent=agalite agent=gru --jobs 2",
+    ),
+    "agalite study status": ("agalite study status tmaze --scale cpu",),
+    "agalite study report": ("agalite study report tmaze --scale cpu --to results",),
+    "agalite bench throughput": (
+        "agalite bench throughput --models",
+        "agalite bench throughput --training --rounds 5",
+    ),
+    "agalite bench latency": ("agalite bench latency --quick",),
+    "agalite bench cost": ("agalite bench cost --quick",),
+    "agalite bench compare": ("agalite bench compare before.json after.json",),
+    "agalite completion": (
+        "agalite completion bash > ~/.agalite.bash    # then in ~/.bashrc: source ~/.agalite.bash",
+        "agalite completion zsh > ~/.agalite.zsh      # in ~/.zshrc, after compinit: source ...",
+    ),
+}
+
+_START = """\
+Start here:
+  agalite demo                              train an agent with memory and one without
+  agalite train tmaze --memory agalite      train one yourself, in any environment
+"""
+
+_MORE = """\
+  agalite COMMAND --help       Options and examples of a command.
+  agalite --debug COMMAND      Show the stack trace of an error.
+  agalite completion bash      Print a completion script; also for zsh."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns the exit code.
+
+    **Arguments:**
+
+    - `arguments`: the words after `agalite`; those of this process if not given.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -254,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = found[""]
             break
         if not words or words[0] in ("-h", "--help"):
-            print(help.overview(found, path))
+            print(overview(found, path))
             return 0
         if words[0] not in found:
             known = ", ".join(filter(None, found))
@@ -264,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         found = found[words[0]]
         path.append(words.pop(0))
-    # Only a process that was started for this command may be started again for it.
+    # Only a process of its own may be restarted, not that of somebody who calls this function.
     if arguments is None:
         with _uninterrupted():
             with_huge_pages()
@@ -273,14 +384,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """As a sentence: where in our code it comes from means nothing to who reads it."""
+    """Prints only the message: the place in our code does not help a user."""
     print(f"warning: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Holds Ctrl-C back, also in the process that this one may turn into, until that lets it come
-    (`__main__`): before its first line Python itself would answer, with a traceback."""
+    """Blocks Ctrl-C, also in the process that replaces this one, until `__main__` unblocks it.
+
+    Before the first line of ours runs there, Python would answer it with a traceback.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -292,8 +405,6 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _run(command: type, words: list[str], name: str, debug: bool) -> int:
-    import tyro  # after the overview, which should come at once
-
     def answer(message: object, code: int) -> int:
         if debug:
             traceback.print_exc()
@@ -306,16 +417,16 @@ def _run(command: type, words: list[str], name: str, debug: bool) -> int:
                 command.main(words, name)
             else:
                 tyro.cli(command, args=words, prog=name).run()
-        except SystemExit as end:  # tyro's: it has printed its help, or what is wrong
-            if end.code == 0 and (examples := help.examples(name)):
-                print(f"\n{examples}")
+        except SystemExit as end:  # tyro's, after it printed the help or an error
+            if end.code == 0 and (text := examples(name)):
+                print(f"\n{text}")
             raise
         finally:
             sys.stdout.flush()
     except Stopped as stopped:
         return answer(stopped, stopped.code)
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
             return 128 + signal.SIGPIPE
         if isinstance(error, OSError) and error.filename and error.strerror:
             return answer(f"{error.filename}: {error.strerror}", 2)
@@ -329,21 +440,70 @@ def _run(command: type, words: list[str], name: str, debug: bool) -> int:
     return 0
 
 
-def _nobody_reads() -> bool:
-    """Whether what reads our output has gone, as `head` does: no reason to complain."""
+def _reader_is_gone() -> bool:
+    """Whether the reader of our output has closed the pipe, as `head` does; that is no error."""
     try:
         output = sys.stdout.fileno()
-    except (OSError, ValueError):  # it is no file, as in a test
+    except (OSError, ValueError):  # stdout is not a file, as in a test
         return False
     poll = select.poll()
     poll.register(output, 0)
     gone = any(event & select.POLLERR for _, event in poll.poll(0))
-    if gone:  # Python flushes once more at its end, and would complain then.
+    if gone:  # Python flushes stdout once more when it exits, which would fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return gone
 
 
-if __name__ == "__main__":  # as `python -m agalite`, which is the better way
+def all_commands(group: dict[str, Any], path: list[str]) -> list[tuple[str, type]]:
+    """The commands of a group and of its groups, each with its whole name."""
+    out: list[tuple[str, type]] = []
+    for name, found in group.items():
+        here = [*path, name] if name else path
+        out += all_commands(found, here) if isinstance(found, dict) else [(" ".join(here), found)]
+    return out
+
+
+def overview(group: dict[str, Any], path: list[str]) -> str:
+    """The commands of a group, a line each; for the whole program also where to start."""
+    whole = path == ["agalite"]
+    lines = [f"agalite {__version__}: memory for online reinforcement learning", ""]
+    lines += [_START] if whole else []
+    for name, command in all_commands(group, path):
+        if name != "agalite completion":
+            lines.append(f"  {name:<28} {summary(command)}")
+    return "\n".join([*lines, "", _MORE if whole else _MORE.splitlines()[0]])
+
+
+def summary(command: type) -> str:
+    """The first line of a command's docstring."""
+    return (command.__doc__ or "").splitlines()[0]
+
+
+def examples(name: str) -> str:
+    """The examples that are printed under a command's --help."""
+    lines = [f"  {line}" for line in EXAMPLES.get(name, ())]
+    return "\n".join(["examples:", *lines]) if lines else ""
+
+
+def help_text(command: Any, name: str, *words: str) -> str:
+    """What `NAME WORDS --help` prints, without colours and 84 characters wide, for the docs."""
+    printed, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "84"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            if hasattr(command, "main"):
+                command.main([*words, "--help"], name)
+            else:
+                tyro.cli(command, args=[*words, "--help"], prog=name)
+    finally:
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue())
+    return "\n".join(line.rstrip() for line in plain.splitlines()).strip()
+
+
+if __name__ == "__main__":  # as `python -m agalite`, but without its handling of Ctrl-C at once
     from agalite.__main__ import main as guarded
 
     sys.exit(guarded())

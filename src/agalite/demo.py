@@ -1,8 +1,8 @@
-"""`agalite demo`, which is what `make train` runs: an agent that learns to remember, and one that
-cannot.
+"""`agalite demo`, which `make train` runs: an agent with memory, and one without.
 
-Both are trained in the same T-Maze with the same settings. What to do at the junction was shown
-only in the first observation; without a memory every policy is right half of the time.
+Both are trained in the same T-Maze with the same settings. The direction to take at the junction is
+shown only in the first observation, so that a policy without memory succeeds in half of the
+episodes at best.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from agalite.training.plots import bootstrap_interval
 from agalite.training.policy import load
 from agalite.training.presets import preset
 from agalite.training.run import Run
-from agalite.training.train import SUCCESS, resume, train
+from agalite.training.session import SUCCESS
+from agalite.training.train import resume, train
 
 AGENTS = ("agalite", "feedforward")
 CHANCE, GOAL = 0.5, 0.95
@@ -32,30 +33,32 @@ EPISODES = 1000
 
 @dataclass(frozen=True)
 class Result:
+    """How one agent did."""
+
     memory: str
     success: tuple[float, ...]
-    """Of each seed's agent at the end, over so many new episodes."""
+    """Success rate of each seed after training, over `EPISODES` new episodes."""
     interval: tuple[float, float]
-    """95%, of the mean over all of their episodes."""
+    """95% interval of the mean over all of these episodes."""
     steps_to_goal: tuple[int | None, ...]
-    """Steps after which each seed's success first was that good while training."""
+    """Environment steps of each seed until its success rate in training reached `GOAL`."""
     steps: int
     seconds: float
 
 
 def run(out: Path, *, corridor: int, steps: int, seeds: int, seed: int) -> list[Result]:
-    """Trains both (or goes on, if it was stopped), scores them, writes pictures and a summary."""
+    """Trains both agents, or continues them, scores them, and writes pictures and a summary."""
     configs = {name: config(name, corridor, steps, seeds, seed) for name in AGENTS}
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"A T-Maze whose cue must be remembered for {corridor} steps. Without memory: "
-        f"{CHANCE:.0%} at best.\nTo be trained into {out}: {' and '.join(AGENTS)}."
+        f"{CHANCE:.0%} at best.\nTraining {' and '.join(AGENTS)} into {out}."
     )
     results = [_result(name, _trained(c, out / name, console)) for name, c in configs.items()]
     curve, episode = out / "curve.png", out / "episode.gif"
     plots.curve([out / name for name in AGENTS], curve, metric=SUCCESS)
     loaded = load(out / AGENTS[0])
-    film(loaded.model, loaded.trainer.world, episode, seed=seed)
+    film(loaded.model, loaded.trainer.env, episode, seed=seed)
     files.write_json(
         out / "summary.json",
         {"corridor": corridor, "chance": CHANCE, "agents": [vars(r) for r in results]},
@@ -65,8 +68,7 @@ def run(out: Path, *, corridor: int, steps: int, seeds: int, seed: int) -> list[
     return results
 
 
-# Smaller than the paper's, so that it takes a minute; and the settings that were found to learn it
-# reliably (docs/training.md).
+# Smaller than the paper's models, so that training takes a minute.
 _SIZES: dict[str, dict[str, Any]] = {
     "agalite": {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64},
     "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
@@ -74,6 +76,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def config(memory: str, corridor: int, steps: int, seeds: int, seed: int) -> TrainConfig:
+    """The configuration of one of the agents; the learning rate learns it reliably."""
     settings = preset("tuned", "tmaze", memory)
     settings["memory_options"] = {**settings["memory_options"], **_SIZES[memory]}
     return TrainConfig(
@@ -100,9 +103,9 @@ def _trained(config: TrainConfig, folder: Path, console: Console) -> Run:
             f"{folder} holds a run with other settings; remove it, or choose another --out"
         )
     if run.read_summary() is not None:
-        console.print(f"\n{config.memory}: trained already")
+        console.print(f"\n{config.memory}: already trained")
         return run
-    console.print(f"\n{config.memory}: going on")
+    console.print(f"\n{config.memory}: resuming")
     return resume(folder)
 
 
@@ -111,8 +114,8 @@ def _result(memory: str, run: Run) -> Result:
     episodes = []
     for number in range(seeds):
         loaded = load(run.folder, seed_number=number)
-        scores = evaluate(loaded.model, loaded.trainer.world, episodes=EPISODES, seed=number)
-        assert scores.success is not None  # T-Maze says
+        scores = evaluate(loaded.model, loaded.trainer.env, episodes=EPISODES, seed=number)
+        assert scores.success is not None  # T-Maze reports success
         episodes.append(scores.success)
     low, high = bootstrap_interval(np.concatenate(episodes))
     summary = run.read_summary() or {}

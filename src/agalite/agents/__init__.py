@@ -1,0 +1,1 @@
+"""Learning rules: collecting rollouts, returns, and A2C, PPO and APPO."""

@@ -1,4 +1,7 @@
-"""Advantage actor-critic: one gradient step for each rollout (the paper's agent in T-Maze)."""
+"""Advantage actor-critic (Mnih et al., 2016): one gradient step for each rollout.
+
+The paper's agent in T-Maze.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,40 +10,51 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from agalite.agents.base import Agent, Batch, apply_gradients, recompute
+from agalite.agents.base import Agent, Batch, Metrics, apply_gradients, evaluate_actions
 from agalite.agents.rollout import Rollout
 from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
 class A2C(Agent):
-    """The defaults are the paper's for T-Maze, with the learning rate and entropy it shipped."""
+    """Settings of A2C.
+
+    The defaults are the paper's for T-Maze, with the learning rate and the entropy coefficient of
+    its published code.
+    """
 
     def learn(
         self,
         model: ActorCritic,
-        optimiser: optax.GradientTransformation,
-        memory: Any,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
         rollout: Rollout,
-        starts: PyTree[Array],
-        length: int,
+        initial_states: PyTree[Array],
+        seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
-        """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """See `Agent.learn`."""
         del key
-        batch, bonus = self._prepare(rollout, starts, length, remaining)
+        batch = self._make_batch(rollout, initial_states, seq_len)
+        ent_coef = self._entropy_coefficient(remaining)
 
-        def loss(model: ActorCritic, batch: Batch) -> tuple[Array, dict[str, Array]]:
-            new = recompute(model, batch)
-            policy = -jnp.mean(new.log_probs * batch.advantages)
-            value = 0.5 * jnp.mean(jnp.square(new.values - batch.targets))
-            entropy = jnp.mean(new.entropy)
-            metrics = {
-                "losses/policy_loss": policy,
-                "losses/value_loss": value,
-                "losses/entropy": entropy,
-            }
-            return policy + self.vf_coef * value - bonus * entropy, metrics
+        def loss(model: ActorCritic, batch: Batch) -> tuple[Float[Array, ""], Metrics]:
+            return self.loss(model, batch, ent_coef)
 
-        return apply_gradients(model, optimiser, memory, loss, batch)
+        return apply_gradients(model, optimizer, opt_state, loss, batch)
+
+    def loss(
+        self, model: ActorCritic, batch: Batch, ent_coef: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """-log pi(a) A + vf_coef (V - target)^2 / 2 - ent_coef H(pi), the mean over the batch."""
+        new = evaluate_actions(model, batch)
+        policy_loss = -jnp.mean(new.log_probs * batch.advantages)
+        value_loss = 0.5 * jnp.mean(jnp.square(new.values - batch.targets))
+        entropy = jnp.mean(new.entropy)
+        metrics = {
+            "losses/policy_loss": policy_loss,
+            "losses/value_loss": value_loss,
+            "losses/entropy": entropy,
+        }
+        return policy_loss + self.vf_coef * value_loss - ent_coef * entropy, metrics

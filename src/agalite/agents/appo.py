@@ -1,13 +1,13 @@
 """Asynchronous PPO: the policy that acted may be a few updates older than the one that learns.
 
-Two things make up for that lag. The ratio in PPO's loss is to the policy that acted, as always, so
-its clip also stops a step that the lag has already made too far. And advantages and targets are
-V-trace's (Espeholt et al., 2018), from the critic as it is now. Without lag both are what PPO
-computes, to rounding.
+Two things correct for that lag. The ratio in PPO's loss is to the policy that acted, so its clip
+also stops a step that the lag has made too large. And advantages and targets are V-trace's
+(Espeholt et al., 2018), computed with the current critic. Without lag both equal those of PPO, up
+to rounding.
 
-Two kinds of value are the actor's, from when it acted: that of a final observation where an episode
-was cut off, and that of the observation after the rollout's last step. Making them anew would need
-the memory of the middle of a sequence; they are as old as the policy, and no bias at lag zero.
+Two kinds of values are still the actor's, from when it acted: that of the final observation of a
+truncated episode, and that of the observation after the rollout's last step. Computing them anew
+would need memory states from the middle of a sequence, which are not kept.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,12 @@ from jaxtyping import Array, Float, PyTree
 from agalite import validation
 from agalite.agents.base import (
     Batch,
-    Recomputed,
+    Evaluation,
+    Metrics,
     apply_gradients,
+    evaluate_actions,
     from_sequences,
     make_batch,
-    recompute,
     to_sequences,
 )
 from agalite.agents.ppo import PPO
@@ -36,70 +37,71 @@ from agalite.networks.actor_critic import ActorCritic
 
 @dataclass(frozen=True)
 class APPO(PPO):
-    """The defaults are the paper's for Memory Maze."""
+    """Settings of asynchronous PPO. The defaults are the paper's for Memory Maze."""
 
     ent_coef: float = 3e-3
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     update_epochs: int = 1
-    """How often each batch is gone through."""
+    """Epochs: passes over each batch."""
     num_minibatches: int = 1
-    """Parts that its sequences are dealt into, anew in every epoch."""
+    """Minibatches per epoch; the sequences are shuffled for every epoch."""
     clip_coef: float = 0.1
-    """How far the policy's ratio may move before its gradient stops."""
+    """Clip range of the policy's probability ratio."""
     vf_clip_coef: float | None = 1.0
-    """The same for the critic's change; None: not clipped."""
+    """Clip range of the change of the critic's values; None: no clipping."""
     clip_rho: float = 1.0
-    """V-trace: the most that a step's own surprise is weighted with."""
+    """V-trace's rho: largest importance weight of a step's own temporal difference."""
     clip_c: float = 1.0
-    """V-trace: the most that the surprises after it are weighted with."""
+    """V-trace's c: largest importance weight of the temporal differences after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("clip_rho", "clip_c"):
-            validation.number(name, getattr(self, name), minimum=0.0, above=True)
+            validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
 
     def learn(
         self,
         model: ActorCritic,
-        optimiser: optax.GradientTransformation,
-        memory: Any,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
         rollout: Rollout,
-        starts: PyTree[Array],
-        length: int,
+        initial_states: PyTree[Array],
+        seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
-        """As PPO's. `starts` are of any age: what is derived from older weights is made anew."""
-        parts = rollout.rewards.shape[0] // length
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """See `Agent.learn`. `initial_states` may be of any age: what they cache is refreshed."""
+        parts = rollout.rewards.shape[0] // seq_len
         sequences = parts * rollout.rewards.shape[1]
-        bonus = self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
-        plain = make_batch(rollout, starts, jnp.zeros_like(rollout.rewards), length)
-        refresh = jax.vmap(model.refresh, axis_size=sequences)  # a state may hold nothing
-        plain = plain._replace(starts=refresh(plain.starts))
+        ent_coef = self._entropy_coefficient(remaining)
+        plain = make_batch(rollout, initial_states, jnp.zeros_like(rollout.rewards), seq_len)
+        # The axis size is given because a memory state may hold no arrays.
+        refresh = jax.vmap(model.refresh, axis_size=sequences)
+        plain = plain._replace(initial_states=refresh(plain.initial_states))
 
-        def corrected(new: Recomputed) -> Batch:
+        def with_vtrace(new: Evaluation) -> Batch:
             advantages, targets = self._vtrace(new, plain, rollout, parts)
             return plain._replace(
                 advantages=to_sequences(advantages, parts), targets=to_sequences(targets, parts)
             )
 
         if self._steps_per_update == 1:
-            # The one step's own forward pass says what V-trace needs: a second would be the same.
-            def loss(model: ActorCritic, batch: Batch) -> Any:
-                new = recompute(model, batch)
-                return self._surrogate(new, corrected(new), bonus)
+            # With one gradient step, its own forward pass also gives V-trace what it needs.
+            def loss(model: ActorCritic, batch: Batch) -> tuple[Float[Array, ""], Metrics]:
+                new = evaluate_actions(model, batch)
+                return self._clipped_loss(new, with_vtrace(new), ent_coef)
 
-            return apply_gradients(model, optimiser, memory, loss, plain)
-        batch = corrected(recompute(model, plain))
-        return self._epochs(model, optimiser, memory, batch, bonus, key)
+            return apply_gradients(model, optimizer, opt_state, loss, plain)
+        batch = with_vtrace(evaluate_actions(model, plain))
+        return self._run_epochs(model, optimizer, opt_state, batch, ent_coef, key)
 
     def _vtrace(
-        self, new: Recomputed, batch: Batch, rollout: Rollout, parts: int
+        self, new: Evaluation, batch: Batch, rollout: Rollout, parts: int
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-        """Advantages and targets over whole rollouts, however they were cut into sequences."""
+        """Advantages and targets over whole rollouts, across the boundaries of sequences."""
         new = jax.lax.stop_gradient(new)
         values = from_sequences(new.values, parts)
-        # The actor's own where an episode ended and after the last step, see above.
+        # Where an episode ended and after the last step: the actor's values, see above.
         following = jnp.concatenate([values[1:], rollout.next_values[-1:]])
         next_values = jnp.where(rollout.ends, rollout.next_values, following)
         targets, advantages = vtrace(

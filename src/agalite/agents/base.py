@@ -1,4 +1,4 @@
-"""What the learning rules have in common: the batch, recomputing the policy, one optimiser step."""
+"""What A2C, PPO and APPO share: their settings, the batch of sequences, and a gradient step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,125 +15,42 @@ from agalite.agents.returns import gae
 from agalite.agents.rollout import Rollout
 from agalite.networks.actor_critic import ActorCritic
 
-
-class Batch(NamedTuple):
-    """Whole sequences, S of them, L steps long, each with the memory it began with.
-
-    A sequence is never cut from that memory, and never padded.
-    """
-
-    starts: PyTree[Shaped[Array, "S ..."]]
-    obs: Shaped[Array, "L S ..."]
-    resets: Bool[Array, "L S"]
-    actions: Shaped[Array, "L S ..."]
-    log_probs: Float[Array, "L S"]
-    values: Float[Array, "L S"]
-    advantages: Float[Array, "L S"]
-    targets: Float[Array, "L S"]
-    """What the critic should have said."""
-
-    def take(self, rows: Array) -> "Batch":
-        starts = jax.tree.map(lambda x: x[rows], self.starts)
-        rest = jax.tree.map(lambda x: x[:, rows], tuple(self)[1:])
-        return Batch(starts, *rest)
-
-
-def make_batch(
-    rollout: Rollout,
-    starts: PyTree[Shaped[Array, "N B ..."]],
-    advantages: Float[Array, "T B"],
-    length: int,
-) -> Batch:
-    """A rollout of T = N * L steps in B worlds becomes S = N * B sequences of L = `length`."""
-    parts = advantages.shape[0] // length
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), starts)
-    r = rollout
-    rest = (r.obs, r.resets, r.actions, r.log_probs, r.values, advantages, advantages + r.values)
-    return Batch(flat, *(to_sequences(x, parts) for x in rest))
-
-
-def to_sequences(x: Shaped[Array, "T B ..."], parts: int) -> Shaped[Array, "L S ..."]:
-    """T = N * L steps of B worlds as S = N * B sequences of L, N being `parts`."""
-    if parts == 1:
-        return x
-    x = x.reshape(parts, -1, *x.shape[1:])
-    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
-
-
-def from_sequences(x: Float[Array, "L S"], parts: int) -> Float[Array, "T B"]:
-    """The way back from `cut`."""
-    length, sequences = x.shape
-    x = x.reshape(length, parts, sequences // parts)
-    return jnp.swapaxes(x, 0, 1).reshape(parts * length, sequences // parts)
-
-
-class Recomputed(NamedTuple):
-    log_probs: Float[Array, "L S"]
-    entropy: Float[Array, "L S"]
-    values: Float[Array, "L S"]
-
-
-def recompute(model: ActorCritic, batch: Batch) -> Recomputed:
-    """What the model, as it is now, makes of the sequences: all steps of all of them at once."""
-    _, policy, values = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))(
-        batch.starts, batch.obs, batch.resets
-    )
-    return Recomputed(policy.log_prob(batch.actions), policy.entropy(), values)
-
-
-Loss = Callable[[ActorCritic, Batch], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]
-
-
-def apply_gradients(
-    model: ActorCritic,
-    optimiser: optax.GradientTransformation,
-    memory: Any,
-    loss: Loss,
-    batch: Batch,
-) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
-    """One step down the loss; `memory` is the optimiser's."""
-    weights, rest = eqx.partition(model, eqx.is_inexact_array)
-
-    def of(weights: Any):
-        return loss(eqx.combine(weights, rest), batch)
-
-    (_, metrics), gradient = jax.value_and_grad(of, has_aux=True)(weights)
-    metrics = {**metrics, "losses/gradient_norm": optax.tree.norm(gradient)}
-    updates, memory = optimiser.update(gradient, memory, weights)
-    return eqx.apply_updates(eqx.combine(weights, rest), updates), memory, metrics
-
-
-# --- What the learning rules have in common: their settings, their optimiser, their batch ---------
+Metrics = dict[str, Float[Array, ""]]
 
 
 @dataclass(frozen=True)
 class Agent:
+    """The settings of an actor-critic algorithm; a subclass adds its own and `learn`."""
+
     learning_rate: float = 1e-4
+    """Learning rate of Adam."""
     gamma: float = 0.99
+    """Discount factor of future rewards."""
     gae_lambda: float = 0.95
-    """Lambda of the returns: 0 trusts the critic, 1 the rewards."""
+    """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the observed rewards."""
     ent_coef: float = 1e-3
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     vf_coef: float = 0.5
-    """Weight of the critic's loss."""
+    """Coefficient of the value loss."""
     max_grad_norm: float = 0.5
+    """Largest norm of the gradient; a longer one is scaled down to it."""
     anneal_lr: bool = False
-    """Let the learning rate fall to zero over the run."""
+    """Anneal the learning rate linearly to zero over the run."""
     anneal_ent_coef: bool = False
-    """Let the entropy bonus fall to zero over the run."""
+    """Anneal the entropy coefficient linearly to zero over the run."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm"):
-            validation.number(name, getattr(self, name), minimum=0.0, above=True)
+            validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
         for name in ("gamma", "gae_lambda"):
-            validation.number(name, getattr(self, name), minimum=0.0, maximum=1.0)
+            validation.check_number(name, getattr(self, name), minimum=0.0, maximum=1.0)
         for name in ("ent_coef", "vf_coef"):
-            validation.number(name, getattr(self, name), minimum=0.0)
+            validation.check_number(name, getattr(self, name), minimum=0.0)
         for name in ("anneal_lr", "anneal_ent_coef"):
-            validation.boolean(name, getattr(self, name))
+            validation.check_boolean(name, getattr(self, name))
 
-    def optimiser(self, updates: int) -> optax.GradientTransformation:
-        """Adam with clipped gradients, for a run of so many updates."""
+    def make_optimizer(self, updates: int) -> optax.GradientTransformation:
+        """Adam with gradients clipped by their norm, for a run of so many updates."""
         rate = self.learning_rate
         if self.anneal_lr:
             rate = optax.linear_schedule(rate, 0.0, max(1, updates * self._steps_per_update))
@@ -141,15 +58,45 @@ class Agent:
             optax.clip_by_global_norm(self.max_grad_norm), optax.adam(rate, eps=1e-5)
         )
 
+    def learn(
+        self,
+        model: ActorCritic,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
+        rollout: Rollout,
+        initial_states: PyTree[Shaped[Array, "N B ..."]],
+        seq_len: int,
+        key: Array,
+        remaining: Float[Array, ""],
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """Updates the model with one rollout.
+
+        **Arguments:**
+
+        - `model`, `optimizer`, `opt_state`: as `make_optimizer` and `optimizer.init` gave them.
+        - `rollout`: (T, B, ...).
+        - `initial_states`: the memory states (N, B, ...) at the beginning of each of the
+            N = T / seq_len sequences.
+        - `seq_len`: how many steps back a gradient reaches.
+        - `key`: for shuffling.
+        - `remaining`: the fraction of the run that is left, 1 at its beginning, for annealing.
+
+        **Returns:**
+
+        The new model, the new optimizer state and the metrics, means over the gradient steps.
+        """
+        raise NotImplementedError
+
     @property
     def _steps_per_update(self) -> int:
-        """Steps of the optimiser for each rollout."""
+        """Gradient steps for each rollout."""
         return 1
 
-    def _prepare(
-        self, rollout: Rollout, starts: PyTree[Array], length: int, remaining: Float[Array, ""]
-    ) -> tuple[Batch, Float[Array, ""]]:
-        """The sequences with their advantages, and the weight of the entropy bonus by now."""
+    def _entropy_coefficient(self, remaining: Float[Array, ""]) -> Float[Array, ""]:
+        return self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
+
+    def _make_batch(self, rollout: Rollout, initial_states: PyTree[Array], seq_len: int) -> "Batch":
+        """The sequences of a rollout with their GAE advantages."""
         advantages = gae(
             rollout.rewards,
             rollout.values,
@@ -158,5 +105,93 @@ class Agent:
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        bonus = self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
-        return make_batch(rollout, starts, advantages, length), bonus
+        return make_batch(rollout, initial_states, advantages, seq_len)
+
+
+class Batch(NamedTuple):
+    """S sequences of L steps, each with the memory state it began with. No padding."""
+
+    initial_states: PyTree[Shaped[Array, "S ..."]]
+    obs: Shaped[Array, "L S ..."]
+    resets: Bool[Array, "L S"]
+    actions: Shaped[Array, "L S ..."]
+    log_probs: Float[Array, "L S"]
+    """Under the policy that acted."""
+    values: Float[Array, "L S"]
+    """Of the critic when the agent acted."""
+    advantages: Float[Array, "L S"]
+    targets: Float[Array, "L S"]
+    """Regression targets of the critic."""
+
+    def take(self, rows: Array) -> "Batch":
+        """The minibatch of these sequences."""
+        initial_states = jax.tree.map(lambda x: x[rows], self.initial_states)
+        rest = jax.tree.map(lambda x: x[:, rows], tuple(self)[1:])
+        return Batch(initial_states, *rest)
+
+
+def make_batch(
+    rollout: Rollout,
+    initial_states: PyTree[Shaped[Array, "N B ..."]],
+    advantages: Float[Array, "T B"],
+    seq_len: int,
+) -> Batch:
+    """A rollout of T = N * L steps in B environments as S = N * B sequences of L = `seq_len`."""
+    parts = advantages.shape[0] // seq_len
+    states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), initial_states)
+    r = rollout
+    rest = (r.obs, r.resets, r.actions, r.log_probs, r.values, advantages, advantages + r.values)
+    return Batch(states, *(to_sequences(x, parts) for x in rest))
+
+
+def to_sequences(x: Shaped[Array, "T B ..."], parts: int) -> Shaped[Array, "L S ..."]:
+    """T = N * L steps of B environments as S = N * B sequences of L steps; N is `parts`."""
+    if parts == 1:
+        return x
+    x = x.reshape(parts, -1, *x.shape[1:])
+    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
+
+
+def from_sequences(x: Float[Array, "L S"], parts: int) -> Float[Array, "T B"]:
+    """The inverse of `to_sequences`."""
+    length, sequences = x.shape
+    x = x.reshape(length, parts, sequences // parts)
+    return jnp.swapaxes(x, 0, 1).reshape(parts * length, sequences // parts)
+
+
+class Evaluation(NamedTuple):
+    """What a model says about the actions of a batch."""
+
+    log_probs: Float[Array, "L S"]
+    entropy: Float[Array, "L S"]
+    values: Float[Array, "L S"]
+
+
+def evaluate_actions(model: ActorCritic, batch: Batch) -> Evaluation:
+    """Runs the model over all sequences, each from its initial memory state."""
+    _, policy, values = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))(
+        batch.initial_states, batch.obs, batch.resets
+    )
+    return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values)
+
+
+Loss = Callable[[ActorCritic, Batch], tuple[Float[Array, ""], Metrics]]
+
+
+def apply_gradients(
+    model: ActorCritic,
+    optimizer: optax.GradientTransformation,
+    opt_state: Any,
+    loss: Loss,
+    batch: Batch,
+) -> tuple[ActorCritic, Any, Metrics]:
+    """One gradient step on `loss(model, batch)`, which returns the loss and metrics."""
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss_of(params: Any) -> tuple[Float[Array, ""], Metrics]:
+        return loss(eqx.combine(params, static), batch)
+
+    (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+    metrics = {**metrics, "losses/grad_norm": optax.tree.norm(gradient)}
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return eqx.apply_updates(eqx.combine(params, static), updates), opt_state, metrics

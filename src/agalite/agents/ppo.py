@@ -1,4 +1,7 @@
-"""Proximal policy optimisation (Schulman et al., 2017) over sequences with their memory."""
+"""Proximal policy optimisation (Schulman et al., 2017) over sequences with memory states.
+
+Minibatches are of whole sequences; each is recomputed from the memory state it began with.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,38 +14,40 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from agalite import validation
-from agalite.agents.base import Agent, Batch, Recomputed, apply_gradients, recompute
+from agalite.agents.base import Agent, Batch, Evaluation, Metrics, apply_gradients, evaluate_actions
 from agalite.agents.rollout import Rollout
 from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
 class PPO(Agent):
-    """The defaults are the paper's for Mystery Path."""
+    """Settings of PPO. The defaults are the paper's for Mystery Path."""
 
     learning_rate: float = 2.5e-4
+    """Learning rate of Adam."""
     ent_coef: float = 3e-3
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     max_grad_norm: float = 4.0
+    """Largest norm of the gradient; a longer one is scaled down to it."""
     update_epochs: int = 3
-    """How often each rollout is gone through."""
+    """Epochs: passes over each rollout."""
     num_minibatches: int = 8
-    """Parts that its sequences are dealt into, anew in every epoch."""
+    """Minibatches per epoch; the sequences are shuffled for every epoch."""
     clip_coef: float = 0.2
-    """How far the policy's ratio may move before its gradient stops."""
+    """Clip range of the policy's probability ratio."""
     vf_clip_coef: float | None = None
-    """The same for the critic's change; None: not clipped."""
+    """Clip range of the change of the critic's values; None: no clipping."""
     norm_adv: bool = True
-    """Zero mean and unit variance within each minibatch."""
+    """Normalise the advantages of each minibatch to zero mean and unit variance."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.integer("update_epochs", self.update_epochs, minimum=1)
-        validation.integer("num_minibatches", self.num_minibatches, minimum=1)
-        validation.number("clip_coef", self.clip_coef, minimum=0.0, above=True)
+        validation.check_integer("update_epochs", self.update_epochs, minimum=1)
+        validation.check_integer("num_minibatches", self.num_minibatches, minimum=1)
+        validation.check_number("clip_coef", self.clip_coef, minimum=0.0, above=True)
         if self.vf_clip_coef is not None:
-            validation.number("vf_clip_coef", self.vf_clip_coef, minimum=0.0, above=True)
-        validation.boolean("norm_adv", self.norm_adv)
+            validation.check_number("vf_clip_coef", self.vf_clip_coef, minimum=0.0, above=True)
+        validation.check_boolean("norm_adv", self.norm_adv)
 
     @property
     def _steps_per_update(self) -> int:
@@ -51,77 +56,84 @@ class PPO(Agent):
     def learn(
         self,
         model: ActorCritic,
-        optimiser: optax.GradientTransformation,
-        memory: Any,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
         rollout: Rollout,
-        starts: PyTree[Array],
-        length: int,
+        initial_states: PyTree[Array],
+        seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
-        """length: of a sequence; remaining: the share of the run still to go, 1 at its start."""
-        batch, bonus = self._prepare(rollout, starts, length, remaining)
-        return self._epochs(model, optimiser, memory, batch, bonus, key)
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """See `Agent.learn`."""
+        batch = self._make_batch(rollout, initial_states, seq_len)
+        ent_coef = self._entropy_coefficient(remaining)
+        return self._run_epochs(model, optimizer, opt_state, batch, ent_coef, key)
 
-    def _epochs(
+    def _run_epochs(
         self,
         model: ActorCritic,
-        optimiser: optax.GradientTransformation,
-        memory: Any,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
         batch: Batch,
-        bonus: Float[Array, ""],
+        ent_coef: Float[Array, ""],
         key: Array,
-    ) -> tuple[ActorCritic, Any, dict[str, Float[Array, ""]]]:
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """`update_epochs` times: shuffle the sequences, one gradient step for each minibatch."""
         sequences = batch.resets.shape[1]
-        weights, rest = eqx.partition(model, eqx.is_array)  # a loop carries arrays only
+        weights, static = eqx.partition(model, eqx.is_array)  # lax.scan carries arrays only
 
-        def part(carry: tuple[Any, Any], rows: Array):
-            weights, memory = carry
-            model, memory, metrics = apply_gradients(
-                eqx.combine(weights, rest),
-                optimiser,
-                memory,
-                lambda m, b: self.loss(m, b, bonus),
+        def minibatch(carry: tuple[Any, Any], rows: Array):
+            weights, opt_state = carry
+            model, opt_state, metrics = apply_gradients(
+                eqx.combine(weights, static),
+                optimizer,
+                opt_state,
+                lambda model, batch: self.loss(model, batch, ent_coef),
                 batch.take(rows),
             )
-            return (eqx.filter(model, eqx.is_array), memory), metrics
+            return (eqx.filter(model, eqx.is_array), opt_state), metrics
 
         def epoch(carry: tuple[Any, Any], key: Array):
-            deal = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
-            return lax.scan(part, carry, deal)
+            shuffled = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
+            return lax.scan(minibatch, carry, shuffled)
 
         carry, metrics = lax.scan(
-            epoch, (weights, memory), jax.random.split(key, self.update_epochs)
+            epoch, (weights, opt_state), jax.random.split(key, self.update_epochs)
         )
-        return eqx.combine(carry[0], rest), carry[1], jax.tree.map(jnp.mean, metrics)
+        return eqx.combine(carry[0], static), carry[1], jax.tree.map(jnp.mean, metrics)
 
     def loss(
-        self, model: ActorCritic, batch: Batch, bonus: Float[Array, ""]
-    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        return self._surrogate(recompute(model, batch), batch, bonus)
+        self, model: ActorCritic, batch: Batch, ent_coef: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """The clipped surrogate loss of PPO on a minibatch, with value loss and entropy bonus."""
+        return self._clipped_loss(evaluate_actions(model, batch), batch, ent_coef)
 
-    def _surrogate(
-        self, new: Recomputed, batch: Batch, bonus: Float[Array, ""]
-    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    def _clipped_loss(
+        self, new: Evaluation, batch: Batch, ent_coef: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
         advantages = batch.advantages
         if self.norm_adv:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
         log_ratio = new.log_probs - batch.log_probs
         ratio = jnp.exp(log_ratio)
-        clipped = jnp.clip(ratio, 1 - self.clip_coef, 1 + self.clip_coef)
-        policy = -jnp.mean(jnp.minimum(ratio * advantages, clipped * advantages))
-        error = jnp.square(new.values - batch.targets)
+        clipped_ratio = jnp.clip(ratio, 1 - self.clip_coef, 1 + self.clip_coef)
+        policy_loss = -jnp.mean(jnp.minimum(ratio * advantages, clipped_ratio * advantages))
+
+        value_error = jnp.square(new.values - batch.targets)
         if self.vf_clip_coef is not None:
             change = jnp.clip(new.values - batch.values, -self.vf_clip_coef, self.vf_clip_coef)
-            error = jnp.maximum(error, jnp.square(batch.values + change - batch.targets))
-        value = 0.5 * jnp.mean(error)
+            clipped_error = jnp.square(batch.values + change - batch.targets)
+            value_error = jnp.maximum(value_error, clipped_error)
+        value_loss = 0.5 * jnp.mean(value_error)
+
         entropy = jnp.mean(new.entropy)
         metrics = {
-            "losses/policy_loss": policy,
-            "losses/value_loss": value,
+            "losses/policy_loss": policy_loss,
+            "losses/value_loss": value_loss,
             "losses/entropy": entropy,
-            # Schulman's low-variance estimate of the divergence from the acting policy.
+            # Schulman's low-variance estimate of KL(acting policy, new policy).
             "losses/approx_kl": jnp.mean(ratio - 1 - log_ratio),
             "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > self.clip_coef),
         }
-        return policy + self.vf_coef * value - bonus * entropy, metrics
+        return policy_loss + self.vf_coef * value_loss - ent_coef * entropy, metrics

@@ -1,13 +1,13 @@
-"""Acting: a policy with memory in many copies of a world, and what is kept to learn from.
+"""Collecting a rollout: a policy with memory acts in B copies of an environment for T steps.
 
-At step t the agent sees obs[t]; resets[t] is true when an episode begins with it. Its memory takes
-both in, an action is sampled, the world answers. `next_values[t]` is what the critic expects after
-step t: nothing if the episode terminated, the value of its *final observation* if it was cut off by
-a time limit, and otherwise the value of obs[t + 1].
+At step t the agent sees `obs[t]`; `resets[t]` is true when an episode begins with it. The memory
+takes in both, an action is sampled from the policy, and the environment is stepped.
+`next_values[t]` is the value to bootstrap from after step t: 0 if the episode terminated, the value
+of the episode's *final observation* if it was truncated, and the value of `obs[t + 1]` otherwise.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,48 +15,30 @@ import jax.numpy as jnp
 from jax import custom_batching, lax
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
-from agalite.envs.vector import Vector
 from agalite.memory.layers import prepare_for_inference
 from agalite.networks.actor_critic import ActorCritic
 
-# --- Do something only when it is needed, also for many seeds at once -----------------------------
+if TYPE_CHECKING:  # importing gymnax initialises JAX's devices, before --seeds can set their number
+    from agalite.envs.vector import VectorEnv
 
 
-def batched_cond(
-    needed: Bool[Array, ""], function: Callable[..., Any], otherwise: Any, *args: Any
-) -> Any:
-    """`function(*args)` if needed, else `otherwise`.
+class RunnerState(NamedTuple):
+    """The state of acting between two rollouts, in B environments."""
 
-    `vmap` turns a conditional into doing both always. Here it asks first whether any of the batch
-    needs it.
-    """
-
-    @custom_batching.custom_vmap
-    def call(needed: Array, otherwise: Any, args: Any) -> Any:
-        return lax.cond(needed, lambda _, a: function(*a), lambda o, _: o, otherwise, args)
-
-    @call.def_vmap
-    def rule(size: int, batched: Any, needed: Array, otherwise: Any, args: Any) -> Any:
-        def all_batched(tree: Any, which: Any) -> Any:
-            return jax.tree.map(
-                lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, which
-            )
-
-        needed, otherwise, args = (
-            all_batched(*pair) for pair in zip((needed, otherwise, args), batched, strict=True)
-        )
-        done = batched_cond(jnp.any(needed), jax.vmap(lambda *a: function(*a)), otherwise, *args)
-
-        def choose(yes: Array, no: Array) -> Array:
-            return jnp.where(needed.reshape(size, *(1,) * (yes.ndim - 1)), yes, no)
-
-        chosen = jax.tree.map(choose, done, otherwise)
-        return chosen, jax.tree.map(lambda _: True, chosen)
-
-    return call(needed, otherwise, args)
+    env_state: Any
+    obs: Shaped[Array, "B ..."]
+    resets: Bool[Array, " B"]
+    memory_state: Any
+    """(B, ...)"""
+    returns: Float[Array, " B"]
+    """Of the current episode so far."""
+    lengths: Float[Array, " B"]
+    """Of the current episode so far."""
 
 
 class Rollout(NamedTuple):
+    """T steps in B environments: all that the learning rules use."""
+
     obs: Shaped[Array, "T B ..."]
     resets: Bool[Array, "T B"]
     actions: Shaped[Array, "T B ..."]
@@ -64,86 +46,112 @@ class Rollout(NamedTuple):
     values: Float[Array, "T B"]
     rewards: Float[Array, "T B"]
     ends: Bool[Array, "T B"]
-    """Terminated or truncated: nothing after it may reach back past it."""
+    """The episode terminated or was truncated with this step."""
     next_values: Float[Array, "T B"]
 
 
 class Episodes(NamedTuple):
-    """Sums over the episodes that ended, so that sums of sums make means."""
+    """Sums over the episodes that ended. Sums rather than means, so that rollouts can be added."""
 
     ended: Float[Array, ""]
-    """How many."""
+    """The number of episodes."""
     returns: Float[Array, ""]
     lengths: Float[Array, ""]
     extras: dict[str, Float[Array, ""]]
-    """Of what the world reports at an episode's end: `success`, achievements."""
+    """What the environment reports at the end of an episode: `success`, achievements."""
 
 
-class RunnerState(NamedTuple):
-    """Where acting stands between two rollouts."""
-
-    world: Any
-    obs: Shaped[Array, "B ..."]
-    resets: Bool[Array, " B"]
-    memory: Any
-    """(B, ...)"""
-    returns: Float[Array, " B"]
-    lengths: Float[Array, " B"]
-
-
-def init(model: ActorCritic, vector: Vector, key: Array) -> RunnerState:
-    obs, world = vector.reset(key)
-    count = vector.count
+def init(model: ActorCritic, envs: "VectorEnv", key: Array) -> RunnerState:
+    """Resets all environments; every one begins an episode with an empty memory."""
+    obs, env_state = envs.reset(key)
+    count = envs.num_envs
     zeros = jnp.zeros(count)
-    return RunnerState(world, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros)
+    return RunnerState(
+        env_state, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros
+    )
 
 
 def collect_rollout(
-    model: ActorCritic, vector: Vector, place: RunnerState, key: Array, *, steps: int, sequence: int
+    model: ActorCritic,
+    envs: "VectorEnv",
+    runner_state: RunnerState,
+    key: Array,
+    *,
+    num_steps: int,
+    seq_len: int,
 ) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
-    """Acts for `steps`; returns also the memory (N, B, ...) at the start of every `sequence`."""
+    """Acts for T = `num_steps` steps in every environment.
 
-    model = prepare_for_inference(model, streams=vector.count)
+    **Arguments:**
 
-    def part(place: RunnerState, keys: Array):
-        memory = place.memory
-        place, (rollout, episodes) = lax.scan(lambda p, k: _step(model, vector, p, k), place, keys)
-        return place, (rollout, memory, episodes)
+    - `model`: the actor-critic that acts; it is not updated here.
+    - `envs`: the B environments.
+    - `runner_state`: where the last rollout stopped, or `init(...)`.
+    - `key`: for the actions and the environments.
+    - `num_steps`: T, a multiple of `seq_len`.
+    - `seq_len`: the length of the sequences that are learned from.
 
-    keys = jax.random.split(key, steps).reshape(steps // sequence, sequence)
-    place, (rollout, starts, episodes) = lax.scan(part, place, keys)
-    rollout = jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), rollout)
-    # What follows the last step is seen but not yet remembered: the next rollout begins with it.
-    _, _, bootstrap = jax.vmap(model.step)(place.memory, place.obs, place.resets)
+    **Returns:**
+
+    The new runner state, the rollout (T, B), the memory states (N, B, ...) at the beginning of each
+    of the N = T / seq_len sequences, and sums over the episodes that ended.
+    """
+    model = prepare_for_inference(model, streams=envs.num_envs)
+
+    def sequence(runner_state: RunnerState, keys: Array):
+        initial_state = runner_state.memory_state
+        runner_state, (rollout, episodes) = lax.scan(
+            lambda state, key: _step(model, envs, state, key), runner_state, keys
+        )
+        return runner_state, (rollout, initial_state, episodes)
+
+    keys = jax.random.split(key, num_steps).reshape(num_steps // seq_len, seq_len)
+    runner_state, (rollout, initial_states, episodes) = lax.scan(sequence, runner_state, keys)
+    rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollout)
+    # The value of the observation after the last step. The memory state that this step returns is
+    # dropped: the next rollout begins with the same observation.
+    _, _, bootstrap = jax.vmap(model.step)(
+        runner_state.memory_state, runner_state.obs, runner_state.resets
+    )
     following = jnp.concatenate([rollout.values[1:], bootstrap[None]])
     next_values = jnp.where(rollout.ends, rollout.next_values, following)
     episodes = jax.tree.map(jnp.sum, episodes)
-    return place, rollout._replace(next_values=next_values), starts, episodes
+    return runner_state, rollout._replace(next_values=next_values), initial_states, episodes
 
 
 def _step(
-    model: ActorCritic, vector: Vector, place: RunnerState, key: Array
+    model: ActorCritic, envs: "VectorEnv", runner_state: RunnerState, key: Array
 ) -> tuple[RunnerState, tuple[Rollout, Episodes]]:
-    choose, move = jax.random.split(key)
-    memory, policy, values = jax.vmap(model.step)(place.memory, place.obs, place.resets)
-    actions = jax.vmap(lambda p, k: p.sample(k))(policy, jax.random.split(choose, vector.count))
+    """One step in every environment; `next_values` is filled in at truncations only."""
+    state = runner_state
+    action_key, env_key = jax.random.split(key)
+    memory_state, policy, values = jax.vmap(model.step)(state.memory_state, state.obs, state.resets)
+    actions = jax.vmap(lambda p, k: p.sample(k))(
+        policy, jax.random.split(action_key, envs.num_envs)
+    )
     log_probs = jax.vmap(lambda p, a: p.log_prob(a))(policy, actions)
-    obs, world, rewards, terminated, truncated, info = vector.step(
-        move, place.world, jax.vmap(model.to_world)(actions)
+    obs, env_state, rewards, terminated, truncated, info = envs.step(
+        env_key, state.env_state, jax.vmap(model.to_env)(actions)
     )
     ends = terminated | truncated
 
-    weights, rest = eqx.partition(model, eqx.is_array)
+    weights, static = eqx.partition(model, eqx.is_array)
 
-    def final_values(weights: Any, memory: Any, final: Array) -> Array:
-        model = eqx.combine(weights, rest)
-        return jax.vmap(lambda m, o: model.step(m, o, jnp.array(False))[2])(memory, final)
+    def final_values(weights: Any, memory_state: Any, final_obs: Array) -> Array:
+        model = eqx.combine(weights, static)
+        return jax.vmap(lambda m, o: model.step(m, o, jnp.array(False))[2])(memory_state, final_obs)
 
-    # Rare, and as costly as acting itself: only when somebody was cut off.
-    final = info["final_observation"]
-    nothing = jnp.zeros_like(values)
-    cut = batched_cond(jnp.any(truncated), final_values, nothing, weights, memory, final)
-    returns, lengths = place.returns + rewards, place.lengths + 1
+    # The values of final observations cost as much as acting, so they are computed only in the rare
+    # steps in which an episode is truncated.
+    truncated_values = batched_cond(
+        jnp.any(truncated),
+        final_values,
+        jnp.zeros_like(values),
+        weights,
+        memory_state,
+        info["final_observation"],
+    )
+    returns, lengths = state.returns + rewards, state.lengths + 1
     done = ends.astype(jnp.float32)
     extras = {
         name: jnp.sum(done * info[name].astype(jnp.float32))
@@ -152,17 +160,53 @@ def _step(
     }
     episodes = Episodes(done.sum(), (done * returns).sum(), (done * lengths).sum(), extras)
     rollout = Rollout(
-        place.obs,
-        place.resets,
+        state.obs,
+        state.resets,
         actions,
         log_probs,
         values,
         rewards,
         ends,
-        jnp.where(truncated, cut, 0.0),
+        jnp.where(truncated, truncated_values, 0.0),
     )
-    place = RunnerState(world, obs, ends, memory, (1 - done) * returns, (1 - done) * lengths)
-    return place, (rollout, episodes)
+    new = RunnerState(
+        env_state, obs, ends, memory_state, (1 - done) * returns, (1 - done) * lengths
+    )
+    return new, (rollout, episodes)
 
 
 _NOT_EXTRAS = ("terminated", "truncated", "final_observation", "discount")
+
+
+def batched_cond(
+    pred: Bool[Array, ""], function: Callable[..., Any], otherwise: Any, *args: Any
+) -> Any:
+    """`function(*args)` if `pred`, else `otherwise`, without computing both under `vmap`.
+
+    `vmap` turns `lax.cond` into a select that always computes both branches. This one computes
+    `function` for the whole batch if any element needs it, and not at all if none does.
+    """
+
+    @custom_batching.custom_vmap
+    def call(pred: Array, otherwise: Any, args: Any) -> Any:
+        return lax.cond(pred, lambda _, a: function(*a), lambda o, _: o, otherwise, args)
+
+    @call.def_vmap
+    def rule(size: int, batched: Any, pred: Array, otherwise: Any, args: Any) -> Any:
+        def broadcast(tree: Any, is_batched: Any) -> Any:
+            return jax.tree.map(
+                lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), tree, is_batched
+            )
+
+        pred, otherwise, args = (
+            broadcast(*pair) for pair in zip((pred, otherwise, args), batched, strict=True)
+        )
+        computed = batched_cond(jnp.any(pred), jax.vmap(lambda *a: function(*a)), otherwise, *args)
+
+        def select(yes: Array, no: Array) -> Array:
+            return jnp.where(pred.reshape(size, *(1,) * (yes.ndim - 1)), yes, no)
+
+        selected = jax.tree.map(select, computed, otherwise)
+        return selected, jax.tree.map(lambda _: True, selected)
+
+    return call(pred, otherwise, args)

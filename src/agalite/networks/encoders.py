@@ -1,6 +1,7 @@
-"""From an observation to the features a memory model reads: one observation at a time, or T.
+"""Encoders: from an observation to the vector that a memory model reads.
 
-The memory models begin with a dense layer and ReLU of their own (their embedding).
+An encoder handles one environment, one observation or T of them at once. The memory models begin
+with a dense layer and ReLU of their own (their embedding), so `VectorEncoder` needs no weights.
 """
 
 import abc
@@ -19,15 +20,73 @@ from agalite.memory.layers import Dense
 from agalite.ops.activations import relu
 from agalite.ops.recurrence import on_accelerator
 
-# --- Convolutions and pooling of one image (x, y, channel), fast on a CPU in forward and backward -
+WIDE = 1000  # numbers in an observation beyond which "auto" chooses "symbolic"
+_SMALLEST_IMAGE = 36  # the smallest input that the Atari convolutions accept
+
+
+class Encoder(eqx.Module):
+    """`encoder(obs)` encodes one observation (...) -> (N,), `over_time` T of them."""
+
+    shape: eqx.AbstractVar[tuple[int, ...]]
+    """Shape of an observation."""
+    output_size: eqx.AbstractVar[int]
+    """N, the length of the vector."""
+
+    def __call__(self, obs: Shaped[Array, "..."]) -> Float[Array, " N"]:
+        """One observation (...) -> (N,)."""
+        return self.over_time(jnp.asarray(obs)[None])[0]
+
+    def over_time(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        """A sequence (T, ...) -> (T, N)."""
+        obs = jnp.asarray(obs)
+        validation.check_shape("obs", obs, ("T", *self.shape))
+        return self._encode(obs)
+
+    @abc.abstractmethod
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]: ...
+
+
+class VectorEncoder(Encoder):
+    """Flattens: (...) -> (N,) float32. An observation of a Discrete space of n becomes one-hot."""
+
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+    categories: bool = eqx.field(static=True)
+
+    def __init__(self, shape: tuple[int, ...], categories: int | None = None) -> None:
+        self.shape, self.categories = shape, categories is not None
+        self.output_size = math.prod(shape) if categories is None else categories
+
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        if self.categories:
+            return jax.nn.one_hot(obs, self.output_size)
+        return _flat(obs).astype(jnp.float32)
+
+
+class SymbolicEncoder(Encoder):
+    """A dense layer and ReLU: (...) -> (width,), as in the paper's code for Craftax."""
+
+    dense: Dense
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(self, shape: tuple[int, ...], *, width: int = 128, key: PRNGKeyArray) -> None:
+        validation.check_integer("width", width, minimum=1)
+        self.dense = Dense(math.prod(shape), [width], key=key)
+        self.shape, self.output_size = shape, width
+
+    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+        return relu(self.dense(_flat(obs).astype(self.dense.weight.dtype)))
+
 
 Padding = Literal["VALID", "SAME"]
 
 
 class Convolution(eqx.Module):
-    """(X, Y, C), scaled, -> (x, y, out). The kernel is a multiple of the stride.
+    """A 2D convolution of one image: (X, Y, C), multiplied by `scale`, -> (x, y, out).
 
-    The weight's inputs are in the order (kernel / stride, kernel / stride, stride, stride, C).
+    The kernel size is a multiple of the stride. The weight's inputs are in the order (kernel /
+    stride, kernel / stride, stride, stride, C).
     """
 
     dense: Dense
@@ -53,10 +112,17 @@ class Convolution(eqx.Module):
     def __call__(
         self, image: Shaped[Array, "X Y C"], *, patches: bool | None = None
     ) -> Float[Array, "x y out"]:
-        """`patches` chooses the way; None leaves it to the backend. Both give the same."""
+        """As one matrix product over patches (fast on a CPU), or as XLA's convolution.
+
+        **Arguments:**
+
+        - `image`: (X, Y, C).
+        - `patches`: which of the two; None chooses by the backend. Both give the same numbers up
+            to rounding.
+        """
         if not (not on_accelerator() if patches is None else patches):
             return self._direct(image)
-        # The patches are several times the image: made again for the gradient, never kept.
+        # Patches are several times as large as the image, so they are recomputed for the gradient.
         return jax.checkpoint(lambda dense, image: dense(self._patches(image)))(self.dense, image)
 
     def _patches(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y inputs"]:
@@ -85,7 +151,7 @@ class Convolution(eqx.Module):
 
 
 def _gather_stride(image: Float[Array, "X Y C"], stride: int) -> Float[Array, "x y c"]:
-    """Squares of stride x stride pixels become channels, so that the stride becomes 1."""
+    """Turns squares of stride x stride pixels into channels, so that the stride becomes 1."""
     if stride == 1:
         return image
     x, y = (n // stride for n in image.shape[:2])
@@ -94,82 +160,26 @@ def _gather_stride(image: Float[Array, "X Y C"], stride: int) -> Float[Array, "x
 
 
 def max_pool(image: Float[Array, "X Y C"]) -> Float[Array, "x y C"]:
-    """The largest of every 3 x 3, at every second place: as many as half of X and Y, rounded up."""
-    # Maxima of slices, since the gradient of XLA's window maximum is slow on a CPU.
+    """Max pooling of 3 x 3 with stride 2 and padding: x and y are half of X and Y, rounded up."""
+    # Maxima of slices, because the gradient of XLA's reduce_window is slow on a CPU.
     for axis in (0, 1):
         image = _max_along(image, axis)
     return image
 
 
 def _max_along(image: Array, axis: int) -> Array:
-    places = -(-image.shape[axis] // 2)
-    missing = 2 * places + 1 - image.shape[axis]
+    size = -(-image.shape[axis] // 2)
+    missing = 2 * size + 1 - image.shape[axis]
     widths = [(0, 0)] * 3
     widths[axis] = (missing // 2, missing - missing // 2)
     padded = jnp.pad(image, widths, constant_values=-jnp.inf)
     take = partial(jax.lax.slice_in_dim, padded, stride=2, axis=axis)
-    first, second, third = (take(i, i + 2 * places - 1) for i in range(3))
+    first, second, third = (take(i, i + 2 * size - 1) for i in range(3))
     return jnp.maximum(jnp.maximum(first, second), third)
 
 
-WIDE = 1000  # numbers in a vector beyond which "auto" puts a dense layer of its own before memory
-_SMALLEST_IMAGE = 36  # what the Atari convolutions can make something of
-
-
-class Encoder(eqx.Module):
-    """`encoder(obs) -> (N,)`; `over_time` does T at once: (T, ...) -> (T, N)."""
-
-    shape: eqx.AbstractVar[tuple[int, ...]]
-    """Of an observation."""
-    output_size: eqx.AbstractVar[int]
-
-    def __call__(self, obs: Shaped[Array, "..."]) -> Float[Array, " N"]:
-        return self.over_time(jnp.asarray(obs)[None])[0]
-
-    def over_time(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        obs = jnp.asarray(obs)
-        validation.check_shape("obs", obs, ("T", *self.shape))
-        return self._encode(obs)
-
-    @abc.abstractmethod
-    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]: ...
-
-
-class VectorEncoder(Encoder):
-    """The numbers as they are, (...) -> (N,) float32; for a Discrete space of n, one-hot (n,)."""
-
-    shape: tuple[int, ...] = eqx.field(static=True)
-    output_size: int = eqx.field(static=True)
-    categories: bool = eqx.field(static=True)
-
-    def __init__(self, shape: tuple[int, ...], categories: int | None = None) -> None:
-        self.shape, self.categories = shape, categories is not None
-        self.output_size = math.prod(shape) if categories is None else categories
-
-    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        if self.categories:
-            return jax.nn.one_hot(obs, self.output_size)
-        return _flat(obs).astype(jnp.float32)
-
-
-class SymbolicEncoder(Encoder):
-    """A dense layer and ReLU: (...) -> (width,), as in the published code for Craftax."""
-
-    dense: Dense
-    shape: tuple[int, ...] = eqx.field(static=True)
-    output_size: int = eqx.field(static=True)
-
-    def __init__(self, shape: tuple[int, ...], *, width: int = 128, key: PRNGKeyArray) -> None:
-        validation.integer("width", width, minimum=1)
-        self.dense = Dense(math.prod(shape), [width], key=key)
-        self.shape, self.output_size = shape, width
-
-    def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        return relu(self.dense(_flat(obs).astype(self.dense.weight.dtype)))
-
-
 class ImageEncoder(Encoder):
-    """What the two for images share: pictures one by one, then perhaps a dense layer and ReLU."""
+    """Base of the image encoders: `_picture` for each image, then an optional dense layer."""
 
     dense: eqx.AbstractVar[Dense | None]
 
@@ -177,8 +187,9 @@ class ImageEncoder(Encoder):
     def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]: ...
 
     def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        # Step by step, all environments of a step together: what a convolution needs meanwhile then
-        # stays in the cache, a sixth of the memory and two thirds of the time of all at once.
+        # One time step after another (under vmap, all environments of a step together), so that the
+        # intermediate images stay in the cache: a sixth of the memory and two thirds of the time of
+        # all T at once.
         once = obs.shape[0] == 1
         features = self._picture(obs[0])[None] if once else jax.lax.map(self._picture, obs)
         return features if self.dense is None else relu(self.dense(features))
@@ -187,8 +198,8 @@ class ImageEncoder(Encoder):
 class AtariConv(ImageEncoder):
     """Three convolutions, (X, Y, C) -> (N,): 3136 numbers for 84 x 84 pixels, 1024 for 64 x 64.
 
-    These are the memory's input, as in the published code for Mystery Path; with `width` there is
-    another dense layer and ReLU in between (512 in Mnih et al., 2015).
+    These numbers are the memory's input, as in the paper's code for Mystery Path. With `width`, a
+    dense layer of that width and ReLU follow (512 in Mnih et al., 2015).
     """
 
     convolutions: tuple[Convolution, ...]
@@ -221,6 +232,8 @@ class AtariConv(ImageEncoder):
 
 
 class ResidualBlock(eqx.Module):
+    """x + convolution(relu(convolution(relu(x)))), (X, Y, C) -> (X, Y, C)."""
+
     first: Convolution
     second: Convolution
 
@@ -234,7 +247,7 @@ class ResidualBlock(eqx.Module):
 
 
 class Stage(eqx.Module):
-    """(X, Y, C) -> (X / 2, Y / 2, channels)."""
+    """Convolution, max pooling and two residual blocks: (X, Y, C) -> (X / 2, Y / 2, channels)."""
 
     convolution: Convolution
     blocks: tuple[ResidualBlock, ...]
@@ -256,8 +269,8 @@ class Stage(eqx.Module):
 class ImpalaResNet(ImageEncoder):
     """IMPALA's residual network (Espeholt et al., 2018), (X, Y, C) -> (width,).
 
-    Stages of 16, 32 and 32 channels, two residual blocks each. The width is Sample Factory's, with
-    which the paper's Memory Maze agents were trained; IMPALA's own is 256.
+    Stages of 16, 32 and 32 channels, two residual blocks each. The default width is Sample
+    Factory's, with which the paper's Memory Maze agents were trained; IMPALA's own is 256.
     """
 
     stages: tuple[Stage, ...]
@@ -280,7 +293,7 @@ class ImpalaResNet(ImageEncoder):
 
     def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
         for stage in self.stages:
-            # Made again for the gradient: kept, they would be 2 MB for an image of 64 x 64.
+            # Recomputed for the gradient: the activations take 2 MB for an image of 64 x 64.
             image = jax.checkpoint(lambda s, x: s(x))(stage, image)
         return relu(image).reshape(-1)
 
@@ -289,12 +302,16 @@ ENCODERS = ("auto", "atari", "impala", "symbolic", "vector")
 
 
 def make_encoder(name: str, observation_space: Any, *, key: PRNGKeyArray) -> Encoder:
-    """An encoder by name for a space of gymnax or Gymnasium.
+    """Makes an encoder by its name.
 
-    "auto" takes "atari" for images (x, y, channel), "symbolic" for more than 1000 numbers and
-    "vector" otherwise.
+    **Arguments:**
+
+    - `name`: "vector", "symbolic", "atari", "impala" or "auto", which chooses "atari" for images
+        (x, y, channel), "symbolic" for more than 1000 numbers and "vector" otherwise.
+    - `observation_space`: a Box or Discrete space of gymnax or Gymnasium.
+    - `key`: for the initial weights.
     """
-    validation.one_of("encoder", name, ENCODERS)
+    validation.check_one_of("encoder", name, ENCODERS)
     shape = getattr(observation_space, "shape", None)
     if shape is None or getattr(observation_space, "dtype", None) is None:
         raise ValueError(
@@ -328,7 +345,7 @@ def _choose(shape: tuple[int, ...]) -> str:
 
 
 def _pixel_scale(space: Any) -> float:
-    """Pixels up to 255 become numbers up to 1; those that are, stay."""
+    """Scales pixels up to 255 to numbers up to 1, and leaves those up to 1 as they are."""
     high = np.max(np.asarray(getattr(space, "high", 255), np.float64))
     return 1 / 255 if np.isfinite(high) and high > 1 else 1.0
 
@@ -344,15 +361,15 @@ def _check_image(shape: tuple[int, ...], smallest: int) -> None:
 def _last_layer(
     picture: Any, shape: tuple[int, ...], width: int | None, *, key: PRNGKeyArray
 ) -> tuple[Dense | None, int]:
-    """The dense layer after the convolutions, if there is to be one, and its width or theirs."""
+    """The optional dense layer after the convolutions, and the size of the encoder's output."""
     image = jax.ShapeDtypeStruct(shape, jnp.float32)
     found = jax.eval_shape(lambda x: picture(x), image).shape[0]
     if width is None:
         return None, found
-    validation.integer("width", width, minimum=1)
+    validation.check_integer("width", width, minimum=1)
     return Dense(found, [width], key=key), width
 
 
 def _flat(obs: Shaped[Array, "T ..."]) -> Shaped[Array, "T N"]:
-    # No reshape where none is needed: under `vmap` it would move the batch in front of time.
+    # No reshape where none is needed: under vmap it would move the batch axis in front of time.
     return obs if obs.ndim == 2 else obs.reshape(obs.shape[0], -1)

@@ -1,8 +1,7 @@
-"""From features to actions: the distributions a policy samples from, and the layer before them.
+"""Action distributions, and the heads that make them from features.
 
-Distributions work over any leading axes: those of their arrays are the batch. An action is () for
-`Categorical` and (k,) otherwise, however the world shapes it; `ActionHead.to_world` gives the world
-its own.
+The leading axes of a distribution's arrays are its batch. A sampled action is () for `Categorical`
+and (k,) otherwise; `ActionHead.to_env` turns it into an element of the environment's action space.
 """
 
 import abc
@@ -17,30 +16,34 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from agalite.memory.layers import Dense
 
-_MOST_CHOICES = 4096  # for one whole number of a Box: beyond, it is no list of choices
-_LOG_STD_LIMIT = 20.0  # where exp would begin to overflow once squared
+_MOST_CHOICES = 4096  # of one integer of a Box space that is treated as a categorical choice
+_LOG_STD_LIMIT = 20.0  # exp(2 * log_std) stays finite
 
 
 class Distribution(eqx.Module):
-    """Over actions; `log_prob` and `entropy` are sums over an action's parts, shaped (...)."""
+    """A distribution over actions with batch axes (...)."""
 
     @abc.abstractmethod
-    def sample(self, key: PRNGKeyArray) -> Shaped[Array, "..."]: ...
+    def sample(self, key: PRNGKeyArray) -> Shaped[Array, "..."]:
+        """Random actions (...) or (..., k)."""
 
     @abc.abstractmethod
-    def log_prob(self, action: Shaped[Array, "..."]) -> Float[Array, "..."]: ...
+    def log_prob(self, action: Shaped[Array, "..."]) -> Float[Array, "..."]:
+        """The log-probability (...) of actions, summed over their k parts."""
 
     @abc.abstractmethod
-    def entropy(self) -> Float[Array, "..."]: ...
+    def entropy(self) -> Float[Array, "..."]:
+        """The entropy (...), summed over the k parts of an action."""
 
     @abc.abstractmethod
-    def mode(self) -> Shaped[Array, "..."]: ...
+    def mode(self) -> Shaped[Array, "..."]:
+        """The most likely actions (...) or (..., k)."""
 
 
 class Categorical(Distribution):
     """One choice of n: logits (..., n), actions (...) int32.
 
-    A logit may be -inf, an action ruled out, but not all of them.
+    Logits may be -inf, which rules an action out, but not all of them.
     """
 
     logits: Float[Array, "... n"]
@@ -49,7 +52,7 @@ class Categorical(Distribution):
         return jax.random.categorical(key, self.logits).astype(jnp.int32)
 
     def log_prob(self, action: Int[Array, "..."]) -> Float[Array, "..."]:
-        # A comparison rather than an index: its gradient is no scatter, which a CPU does slowly.
+        # A mask rather than an index: the gradient of an index is a scatter, slow on a CPU.
         chosen = jnp.arange(self.logits.shape[-1]) == jnp.expand_dims(action, -1)
         return jnp.sum(jnp.where(chosen, self._log_probs(), 0.0), axis=-1)
 
@@ -61,7 +64,7 @@ class Categorical(Distribution):
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def _log_probs(self) -> Float[Array, "... n"]:
-        # Never -inf: zero times that would be NaN, in the entropy and in every gradient.
+        # Finite even for logits of -inf: 0 * -inf would be NaN in the entropy and in gradients.
         lowest = jnp.finfo(self.logits.dtype).min / 4
         top = jax.lax.stop_gradient(jnp.max(self.logits, axis=-1, keepdims=True))
         below = jnp.maximum(self.logits - top, lowest)
@@ -69,7 +72,7 @@ class Categorical(Distribution):
 
 
 class MultiCategorical(Distribution):
-    """k choices at once, independent: logits (..., sum of sizes), actions (..., k) int32."""
+    """k independent choices: logits (..., sum of sizes), actions (..., k) int32."""
 
     logits: Float[Array, "... n"]
     sizes: tuple[int, ...] = eqx.field(static=True)
@@ -100,10 +103,10 @@ class MultiCategorical(Distribution):
 
 
 class DiagonalNormal(Distribution):
-    """k numbers, independent: mean and log_std (..., k), actions (..., k), of any size.
+    """k independent normal numbers: mean and log_std (..., k), actions (..., k), unbounded.
 
-    Actions are what was sampled, not what the world was given: the box's limits come in with
-    `ActionHead.to_world`, and `log_prob` wants the number from before that.
+    `log_prob` takes the sampled action. `BoxHead.to_env` clips it to the limits of the action
+    space afterwards.
     """
 
     mean: Float[Array, "... k"]
@@ -129,37 +132,42 @@ class DiagonalNormal(Distribution):
 
 
 class ActionHead(eqx.Module):
-    """The policy's last layer: features (..., F) -> a distribution over (...)."""
+    """The policy's output layer: features (..., F) -> a distribution with batch axes (...)."""
 
     @abc.abstractmethod
-    def __call__(self, features: Float[Array, "... F"]) -> Distribution: ...
+    def __call__(self, features: Float[Array, "... F"]) -> Distribution:
+        """The distribution over actions."""
 
     @abc.abstractmethod
-    def to_world(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-        """A sampled action as the world's action space has it."""
+    def to_env(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """A sampled action as an element of the environment's action space."""
 
 
 class DiscreteHead(ActionHead):
+    """For Discrete spaces: one of `choices` actions."""
+
     linear: Dense
     start: int = eqx.field(static=True)
-    """The world's first action."""
+    """The smallest action of the space."""
 
     def __init__(self, features: int, choices: int, start: int = 0, *, key: PRNGKeyArray):
-        self.linear, self.start = small_dense(features, choices, gain=0.01, key=key), start
+        self.linear, self.start = output_layer(features, choices, gain=0.01, key=key), start
 
     def __call__(self, features: Float[Array, "... F"]) -> Categorical:
         return Categorical(self.linear(features))
 
-    def to_world(self, action: Int[Array, "..."]) -> Int[Array, "..."]:
+    def to_env(self, action: Int[Array, "..."]) -> Int[Array, "..."]:
         return action + self.start if self.start else action
 
 
 class MultiDiscreteHead(ActionHead):
+    """For MultiDiscrete spaces and Box spaces of integers: an independent choice for each."""
+
     linear: Dense
     sizes: tuple[int, ...] = eqx.field(static=True)
     start: tuple[int, ...] = eqx.field(static=True)
     shape: tuple[int, ...] = eqx.field(static=True)
-    """Of the world's action, with as many numbers as there are sizes."""
+    """Shape of the environment's action, with one number for each of the sizes."""
 
     def __init__(
         self, features: int, sizes: np.ndarray, start: np.ndarray, *, key: PRNGKeyArray
@@ -167,26 +175,26 @@ class MultiDiscreteHead(ActionHead):
         self.shape = tuple(sizes.shape)
         self.sizes = tuple(int(n) for n in sizes.ravel())
         self.start = tuple(int(n) for n in np.broadcast_to(start, sizes.shape).ravel())
-        self.linear = small_dense(features, sum(self.sizes), gain=0.01, key=key)
+        self.linear = output_layer(features, sum(self.sizes), gain=0.01, key=key)
 
     def __call__(self, features: Float[Array, "... F"]) -> MultiCategorical:
         return MultiCategorical(self.linear(features), self.sizes)
 
-    def to_world(self, action: Int[Array, "... k"]) -> Int[Array, "..."]:
+    def to_env(self, action: Int[Array, "... k"]) -> Int[Array, "..."]:
         return _shaped(action + jnp.asarray(self.start, action.dtype), self.shape)
 
 
 class BoxHead(ActionHead):
-    """Means from the features, one trained standard deviation per number, starting at 1.
+    """For Box spaces: a mean from the features and a trained standard deviation for each number.
 
-    -1 and 1 are the box's lower and upper limit, whatever they are in the world; what is sampled
-    beyond is clipped to them on its way there. Without a limit on both sides a number stays as it
-    is, clipped to the one it has.
+    The standard deviations start at 1. `to_env` maps -1 and 1 to the lower and upper limit of the
+    space and clips beyond. A number without both limits is not scaled, only clipped to the limit it
+    has.
     """
 
     linear: Dense
     log_std: Float[Array, " k"]
-    # Tuples, not arrays: they are no weights, and nothing may train them.
+    # Tuples rather than arrays, so that they are not trained.
     low: tuple[float, ...] = eqx.field(static=True)
     high: tuple[float, ...] = eqx.field(static=True)
     shape: tuple[int, ...] = eqx.field(static=True)
@@ -196,14 +204,14 @@ class BoxHead(ActionHead):
     ) -> None:
         self.shape = tuple(low.shape)
         self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
-        self.linear = small_dense(features, low.size, gain=0.01, key=key)
+        self.linear = output_layer(features, low.size, gain=0.01, key=key)
         self.log_std = jnp.zeros(low.size)
 
     def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
         mean = self.linear(features)
         return DiagonalNormal(mean, jnp.broadcast_to(self.log_std, mean.shape))
 
-    def to_world(self, action: Float[Array, "... k"]) -> Float[Array, "..."]:
+    def to_env(self, action: Float[Array, "... k"]) -> Float[Array, "..."]:
         low, high = np.array(self.low), np.array(self.high)
         centre, half = np.zeros_like(low), np.ones_like(low)
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -214,9 +222,14 @@ class BoxHead(ActionHead):
 
 
 def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> ActionHead:
-    """The head for a space of gymnax or Gymnasium: Discrete, MultiDiscrete or Box.
+    """Makes the head for an action space.
 
-    A Box of whole numbers is a choice for each of them.
+    **Arguments:**
+
+    - `action_space`: a Discrete, MultiDiscrete or Box space of gymnax or Gymnasium. In a Box of
+        integers, each one is a categorical choice.
+    - `features`: F, the number of features.
+    - `key`: for the initial weights.
     """
     shape = getattr(action_space, "shape", None)
     if hasattr(action_space, "nvec"):
@@ -246,8 +259,8 @@ def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> 
     return MultiDiscreteHead(features, choices.astype(int), low.astype(int), key=key)
 
 
-def small_dense(inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> Dense:
-    """A last layer: orthogonal with `gain`, where the others have sqrt 2."""
+def output_layer(inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> Dense:
+    """A dense layer with orthogonal weights times `gain`; other layers have a gain of sqrt(2)."""
     dense = Dense(inputs, [outputs], key=key)
     return eqx.tree_at(lambda d: d.weight, dense, dense.weight * (gain / math.sqrt(2)))
 

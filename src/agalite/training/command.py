@@ -1,12 +1,15 @@
-"""The options of `agalite train`: those of the settings, the agent, the environment and the model.
+"""The command line of `agalite train`.
 
-Which options there are depends on the environment, the model and the algorithm, so those are read
-first; the rest of the command line is then made from their own dataclasses and signatures.
+Which options there are depends on the environment, the memory model and the algorithm. So tyro
+parses in two steps: `parse_choices` takes the environment and the options that decide the others
+(`Choices`), and leaves all other words untouched; `parse_config` then builds the parser of those
+from the dataclasses of the settings, the algorithm, the environment and the memory model.
 """
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,193 +19,242 @@ from agalite import validation
 from agalite.envs.command import parse_options
 from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
 from agalite.memory.registry import MODELS
-from agalite.training import run
-from agalite.training.config import AGENTS, Config, HostConfig, HostSettings, Settings, TrainConfig
+from agalite.training.config import AGENTS, HostConfig, HostSettings, Settings, TrainConfig
 from agalite.training.presets import PRESETS, preset
+
+_FLAT = tyro.conf.arg(name="")  # options without a prefix
+_ENV = tyro.conf.arg(
+    metavar="ENV", help="Environment: a name that `agalite envs` lists, or gym:<id>."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What decides the other options."""
+    """The options that decide the others, and those that are no part of the configuration."""
 
-    env: tyro.conf.Positional[str]
-    """The environment: a name that `agalite envs` lists, or gym:<id>."""
     memory: str = "agalite"
-    """The memory model: a name that `agalite models` lists."""
+    """Memory model: a name that `agalite models` lists."""
     algorithm: str = ""
-    """a2c, ppo or appo; the preset's if not given."""
+    """Learning algorithm: a2c, ppo or appo; the preset's if not given."""
     preset: str = "tuned"
-    """Where the other options start: tuned (ours) or paper."""
+    """Where the defaults of the other options come from: tuned (ours) or paper."""
     out: Path | None = None
     """Folder of the run; runs/<env>-<memory>-<time> if not given."""
+    seeds: int | None = None
+    """Number of seeds, from --seed on, that are trained at once (JAX environments only); 1 if not
+    given."""
     devices: int | None = None
-    """CPU devices to spread the seeds over; one for each seed, up to the cores, if not given."""
+    """CPU devices to train the seeds on; if not given, one for each seed, at most one per core."""
     wandb: bool = False
     """Send the metrics to Weights & Biases too, each seed as a run; WANDB_MODE=offline keeps them
     for a later `wandb sync`."""
     ray: str | None = None
-    """Environments of Gymnasium only: put the actors on the Ray cluster at this address; auto
-    finds one, or starts one here."""
+    """Address of a Ray cluster for the actors (Gymnasium environments only); auto finds one, or
+    starts one here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed:
+    """What `parse_choices` found."""
+
+    env: str
+    """Empty if none was named, as in `agalite train --help`."""
+    choices: Choices
+    rest: list[str]
+    """The words for `parse_config`."""
 
 
 def parse(words: Sequence[str], prog: str) -> tuple[Choices, TrainConfig | HostConfig]:
-    choices = _peek(words)
-    start = preset(choices.preset, choices.env, choices.memory)
+    """Both steps; `prog` is the name of the command in messages."""
+    parsed = parse_choices(words, prog)
+    return parsed.choices, parse_config(parsed, prog)
+
+
+def parse_choices(words: Sequence[str], prog: str) -> Parsed:
+    """Takes the environment and the options of `Choices` from the command line.
+
+    No environment is imported, so that JAX can still be told how many devices to use.
+    """
+    first = dataclasses.make_dataclass(
+        "First",
+        [
+            # As many as there are, so that a missing one is no error under --help.
+            ("envs", tyro.conf.Positional[tuple[str, ...]], ()),
+            ("choices", Annotated[Choices, _FLAT], Choices()),
+        ],
+    )
+    found: Any
+    found, rest = tyro.cli(
+        first, args=list(words), prog=prog, return_unknown_args=True, add_help=False
+    )
+    choices: Choices = found.choices
+    env = found.envs[0] if found.envs else ""
+    if not env and not _asks_for_help(rest):
+        raise ValueError(
+            f"name the environment before its options, as in: {prog} tmaze --memory gru; there "
+            f"are: {', '.join(ENVIRONMENTS)}, or gym:<id>"
+        )
+    if len(found.envs) > 1:
+        raise ValueError(f"{' and '.join(found.envs)}: one environment at a time")
+    if env and env not in ENVIRONMENTS and not on_host(env):
+        raise ValueError(
+            f"env={env!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
+        )
+    validation.check_one_of("memory", choices.memory, MODELS)
+    validation.check_one_of("preset", choices.preset, PRESETS)
+    if choices.algorithm:
+        validation.check_one_of("algorithm", choices.algorithm, AGENTS)
+    if choices.seeds is not None and on_host(env):
+        raise ValueError(
+            f"seeds: {env} is stepped outside JAX, one seed at a time; start a run for each, with "
+            "--seed"
+        )
+    return Parsed(env, choices, rest)
+
+
+def parse_config(parsed: Parsed, prog: str) -> TrainConfig | HostConfig:
+    """Parses the other options, which begin with the values of the preset."""
+    choices, env = parsed.choices, parsed.env or "tmaze"  # for the help without an environment
+    start = preset(choices.preset, env, choices.memory)
     agent = start.pop("agent")
     if choices.algorithm and AGENTS[choices.algorithm] is not type(agent):
         agent = AGENTS[choices.algorithm]()
     memory_options = start.pop("memory_options", {})
-    host = on_host(choices.env)
-    kind = HostSettings if host else Settings
-    settings = kind(**start)
-    if host and any(word.partition("=")[0] == "--seeds" for word in words):
-        raise ValueError(
-            f"seeds: {choices.env} is stepped outside JAX, one seed at a time; start a run for "
-            "each, with --seed"
-        )
-    env_options = _env_options(choices.env)
+    settings = _settings(env)
+    env_options = _env_options(env)
     model = MODELS[choices.memory].config
-    flat = tyro.conf.arg(name="")
-    parts: list[Any] = [
-        ("choices", Annotated[Choices, flat]),
-        ("settings", Annotated[kind, flat], settings),
-        ("agent", Annotated[type(agent), flat], agent),
-        ("env", Annotated[env_options, flat], env_options()),
-        ("model", model, model(**memory_options)),
-    ]
-    command = dataclasses.make_dataclass("Train", parts, frozen=True)
-    _refuse_misplaced(words, choices, (Choices, kind, type(agent), env_options))
-    if not {"-h", "--help"} & set(words):  # where an error sends its reader
-        prog = f"{prog} {choices.env} --memory {choices.memory}"
-    parsed: Any = tyro.cli(
-        command, args=list(words), prog=prog, description="Train an agent that remembers."
+    command = dataclasses.make_dataclass(
+        "Train",
+        [
+            ("env", Annotated[tyro.conf.Positional[str], _ENV]),
+            ("choices", Annotated[Choices, _FLAT], choices),
+            ("settings", Annotated[settings, _FLAT], settings(**start)),
+            ("agent", Annotated[type(agent), _FLAT], agent),
+            ("env_options", Annotated[env_options, _FLAT], env_options()),
+            ("model", model, model(**memory_options)),
+        ],
+        frozen=True,
     )
-    changed = _changed(parsed.env, env_options())
-    if choices.env.startswith(GYMNASIUM):
+    words = parsed.rest
+    if not _asks_for_help(words):
+        words = [env, *words]
+        prog = f"{prog} {env} --memory {choices.memory}"  # an error points to its --help
+
+    def run_parser(**options: Any) -> Any:
+        description = "Train an agent with memory."
+        return tyro.cli(command, args=words, prog=prog, description=description, **options)
+
+    values, unknown = run_parser(return_unknown_args=True)
+    if unknown:
+        _explain_misplaced(unknown, env, type(agent))
+        run_parser()  # ends the program with tyro's message, which suggests similar options
+    changed = _changed(values.env_options, env_options())
+    if env.startswith(GYMNASIUM):
         changed = parse_options(changed.get("set", ()))
-    return parsed.choices, (HostConfig if host else TrainConfig)(
-        **dataclasses.asdict(parsed.settings),
-        env=choices.env,
-        env_options=changed,
-        memory=choices.memory,
-        memory_options=_changed(parsed.model, model()),
-        agent=parsed.agent,
+    fields = {
+        **dataclasses.asdict(values.settings),
+        "env": env,
+        "env_options": changed,
+        "memory": choices.memory,
+        "memory_options": _changed(values.model, model()),
+        "agent": values.agent,
+    }
+    if on_host(env):
+        return HostConfig(**fields)
+    return TrainConfig(**fields, seeds=1 if choices.seeds is None else choices.seeds)
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    return "-h" in words or "--help" in words
+
+
+def _settings(env: str) -> type:
+    """The settings of runs in this environment, with --steps for --total-timesteps.
+
+    The short form is added here because `config.py` does not depend on the command-line parser.
+    """
+    kind = HostSettings if on_host(env) else Settings
+    steps = Annotated[int, tyro.conf.arg(aliases=["--steps"])]
+    default = dataclasses.field(default=kind.total_timesteps)
+    return dataclasses.make_dataclass(
+        kind.__name__,
+        [("total_timesteps", steps, default)],
+        bases=(kind,),
+        frozen=True,
+        kw_only=True,
     )
-
-
-def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | HostConfig:
-    """Fields of `TrainConfig`, or for an environment of Gymnasium of `HostConfig`, by name; what is
-    not given is the preset's, as in `parse`."""
-    env, memory = settings.get("env"), settings.get("memory", Choices.memory)
-    if not isinstance(env, str):
-        raise ValueError(f"env={env!r} must be one of: {', '.join(ENVIRONMENTS)}, or gym:<id>")
-    kind = HostConfig if on_host(env) else TrainConfig
-    known = [f.name for f in dataclasses.fields(kind)]
-    for name in settings:
-        validation.one_of("setting", name, known)
-    validation.one_of("memory", memory, MODELS)
-    start = preset(preset_name, env, memory)
-    options = {**start.pop("memory_options", {}), **settings.get("memory_options", {})}
-    return kind(**{**start, **settings, "memory_options": options})
-
-
-def new_folder(config: Config) -> Path:
-    """Where a run goes if nobody says."""
-    return run.new_folder(config.env, config.memory)
-
-
-def _peek(words: Sequence[str]) -> Choices:
-    """The choices alone, from anywhere on the command line."""
-    found: dict[str, str] = {}
-    names = ("memory", "algorithm", "preset")
-    for i, word in enumerate(words):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in names:
-            value = value if equals else "".join(words[i + 1 : i + 2])
-            found[name] = value
-    env = next((w for i, w in enumerate(words) if _is_positional(words, i)), "tmaze")
-    choices = dataclasses.replace(Choices(env), **found)
-    if choices.env not in ENVIRONMENTS and not on_host(choices.env):
-        raise ValueError(
-            f"env={env!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
-        )
-    validation.one_of("memory", choices.memory, MODELS)
-    validation.one_of("preset", choices.preset, PRESETS)
-    if choices.algorithm:
-        validation.one_of("algorithm", choices.algorithm, AGENTS)
-    return choices
-
-
-def _is_positional(words: Sequence[str], i: int) -> bool:
-    """The environment comes first, or after options that each took a value."""
-    if words[i].startswith("-"):
-        return False
-    known = words[i] in ENVIRONMENTS or words[i].startswith(GYMNASIUM)
-    return i == 0 or (known and words[i - 1] != "--memory")
 
 
 @dataclasses.dataclass(frozen=True)
 class GymnasiumOptions:
-    """What `gymnasium.make` takes depends on the environment, and only it knows."""
+    """Options of `gymnasium.make`, which differ between environments."""
 
     set: tuple[str, ...] = ()
     """Options of the environment, for example: --set max_episode_steps=200."""
 
 
 def _env_options(env: str) -> type:
-    """A dataclass of what the environment's constructor takes, with its defaults."""
+    """A dataclass of the arguments of the environment's constructor, with their defaults."""
     if env.startswith(GYMNASIUM):
         return GymnasiumOptions
-    world = ENVIRONMENTS[env].load()
-    kind = HostSettings if on_host(env) else Settings
-    settings = {f.name for kind in (kind, *AGENTS.values()) for f in dataclasses.fields(kind)}
+    spec = ENVIRONMENTS[env]
+    env_class = spec.load()
+    ours = {f.name for kind in (_settings(env), *AGENTS.values()) for f in dataclasses.fields(kind)}
     fields: list[Any] = []
-    for p in inspect.signature(world).parameters.values():
-        if p.kind is p.VAR_KEYWORD or p.default is p.empty or p.name in _NOT_OPTIONS:
+    for p in inspect.signature(env_class).parameters.values():
+        hidden = p.name in spec.kwargs or p.name == "render_mode"
+        if p.kind is p.VAR_KEYWORD or p.default is p.empty or hidden:
             continue
-        if p.name in settings:
+        if p.name in ours:
             raise AssertionError(f"{env} and the trainer both have an option {p.name!r}")
-        fields.append((p.name, p.annotation, dataclasses.field(default=p.default)))
-    return dataclasses.make_dataclass("Environment", fields, frozen=True)
+        annotation = Annotated[p.annotation, tyro.conf.arg(help=_argument_help(env_class, p.name))]
+        fields.append((p.name, annotation, dataclasses.field(default=p.default)))
+    return dataclasses.make_dataclass("EnvOptions", fields, frozen=True)
 
 
-def _refuse_misplaced(words: Sequence[str], choices: Choices, known: tuple[type, ...]) -> None:
-    """An option of another algorithm or environment is not unknown: it is said whose it is."""
-    own = next(name for name, kind in AGENTS.items() if kind in known)
-    for word in words:
+def _argument_help(env_class: type, name: str) -> str | None:
+    """The description of an argument in the docstring of a class: "- `name`: description"."""
+    text = inspect.cleandoc(env_class.__doc__ or "") + "\n"
+    found = re.search(rf"^- `{name}`: (.*\n(?:[ \t]+\S.*\n)*)", text, flags=re.MULTILINE)
+    if not found:
+        return None
+    words = " ".join(found[1].split())
+    return words[0].upper() + words[1:]
+
+
+def _explain_misplaced(unknown: Iterable[str], env: str, agent: type) -> None:
+    """Says to which algorithm or environment an option belongs that this one does not have."""
+    for word in unknown:
         option = word.partition("=")[0]
         name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if not option.startswith("--") or "." in name or any(_has(kind, name) for kind in known):
+        if not option.startswith("--"):
             continue
-        if owners := [other for other, kind in AGENTS.items() if _has(kind, name)]:
+        if owners := [other for other, kind in AGENTS.items() if _has_field(kind, name)]:
+            own = next(name for name, kind in AGENTS.items() if kind is agent)
             raise ValueError(
                 f"{option} is an option of {' and '.join(owners)}; the algorithm here is {own} "
                 "(--algorithm)"
             )
-        worlds = [other for other in ENVIRONMENTS if not on_host(other)]
-        if owners := [other for other in worlds if _takes(other, name)]:
+        others = [other for other in ENVIRONMENTS if not on_host(other)]
+        if owners := [other for other in others if _has_option(other, name)]:
             raise ValueError(
-                f"{option} is an option of {' and '.join(owners)}; the environment here is "
-                f"{choices.env}"
+                f"{option} is an option of {' and '.join(owners)}; the environment here is {env}"
             )
 
 
-def _has(kind: type, name: str) -> bool:
+def _has_field(kind: type, name: str) -> bool:
     return any(f.name == name for f in dataclasses.fields(kind))
 
 
-def _takes(env: str, name: str) -> bool:
+def _has_option(env: str, name: str) -> bool:
     try:
-        return _has(_env_options(env), name)
+        return _has_field(_env_options(env), name)
     except (ImportError, ValueError):  # its extra is not installed
         return False
 
 
-_NOT_OPTIONS = ("size", "render_mode")  # a size is part of the name; pictures are made by `eval`
-
-
 def _changed(values: Any, defaults: Any) -> dict[str, Any]:
-    """Only what differs from the defaults: a configuration says what was chosen."""
+    """The fields that differ from the defaults: only these become part of a configuration."""
     return {
         f.name: getattr(values, f.name)
         for f in dataclasses.fields(values)

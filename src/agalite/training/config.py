@@ -1,6 +1,7 @@
-"""What a run is made of: everything that decides its outcome, and nothing else.
+"""The configuration of a training run: everything that decides its outcome.
 
-A configuration is plain data: it goes to `config.json` and comes back the same.
+A configuration is plain data. `to_dict` and `config_from_dict` take it to `config.json` and back.
+The description under each field is also its help on the command line.
 """
 
 import dataclasses
@@ -17,11 +18,14 @@ from agalite.agents.ppo import PPO
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
 
-# --- What every configuration of a run counts alike: its updates, and its seeds -------------------
+AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
+
+LARGEST_UPDATE = 2**28
+"""Most steps in an update of one seed: their rewards alone take a gigabyte."""
 
 
-class InUpdates:
-    """Of a configuration with `total_timesteps`."""
+class UpdateSchedule:
+    """Counts the updates of a configuration that has `total_timesteps`."""
 
     total_timesteps: int
 
@@ -31,15 +35,16 @@ class InUpdates:
 
     @property
     def updates(self) -> int:
+        """Updates in the run; the last one is not cut short."""
         return -(-self.total_timesteps // self.steps_per_update)
 
     def in_updates(self, steps: int) -> int:
-        """An interval in steps as a whole number of updates, at least one."""
+        """An interval in environment steps as a whole number of updates, at least one."""
         return max(1, round(steps / self.steps_per_update))
 
 
-class SeveralSeeds:
-    """Of a configuration with the first `seed` and the number of `seeds`."""
+class SeedRange:
+    """The seeds `seed`, `seed + 1`, ... of a configuration that trains `seeds` of them at once."""
 
     seed: int
     seeds: int
@@ -53,83 +58,84 @@ class SeveralSeeds:
         return np.arange(self.seed, self.seed + self.seeds, dtype=np.uint32)
 
 
-LARGEST_UPDATE = 2**28
-"""Steps in an update of one seed: their rewards alone are a gigabyte."""
-
-AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Basics:
-    """How much is done, and how it is cut up, wherever the environments run."""
+class CommonSettings:
+    """Settings of every run."""
 
     total_timesteps: int = 1_000_000
-    """Environment steps in all, of each seed; the last rollout is finished."""
+    """Environment steps of each seed in total (rounded up to whole updates)."""
     num_steps: int = 256
-    """Steps that each environment acts between two updates."""
+    """Steps per environment and rollout."""
     seq_len: int | None = None
-    """Steps that a gradient reaches back, at most; None: the whole rollout."""
+    """Steps that a gradient reaches back at most (truncated backpropagation through time); it must
+    divide num_steps; None: the whole rollout."""
     hidden_size: int = 128
-    """Width of the actor's and of the critic's hidden layer."""
+    """Width of the hidden layers of actor and critic."""
     encoder: str = "auto"
-    """How observations become vectors: auto, vector, atari, impala, symbolic."""
+    """Network before the memory: auto, vector (none), symbolic (dense layer), atari (convolutions)
+    or impala (residual network)."""
     seed: int = 0
-    """The first seed."""
+    """Random seed (the first one, if several are trained)."""
     log_every: int = 20_000
-    """Steps between two rows of metrics, about."""
+    """Environment steps between two rows of metrics (rounded to whole updates)."""
     checkpoint_every: int = 200_000
-    """Steps between two checkpoints, about."""
+    """Environment steps between two checkpoints (rounded to whole updates)."""
     keep_checkpoints: int = 2
-    """Checkpoints that stay, besides the best."""
+    """Latest checkpoints to keep; the best one is always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Basics):
-    """Of runs whose environments are part of the compiled program."""
+class Settings(CommonSettings):
+    """Settings of runs in JAX environments, which are part of the compiled program."""
 
     num_envs: int = 8
-    """How many act side by side."""
-    seeds: int = 1
-    """How many runs, with seeds from `seed` on, are trained together."""
+    """Parallel environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostSettings(Basics):
-    """Of runs whose environments are programs of their own: Gymnasium's."""
+class HostSettings(CommonSettings):
+    """Settings of runs in Gymnasium environments, which are stepped by processes on the host."""
 
     num_workers: int = 4
-    """Sets of environments; each is begun, and after a fault begun again, as one."""
+    """Workers: groups of environments that are started, and restarted after a fault, together."""
     envs_per_worker: int = 2
-    """Environments in each, every one in a process of its own."""
+    """Environments per worker, each in its own process."""
     num_actors: int = 1
-    """Loops that act, each with its share of the workers: threads here, or actors of Ray."""
+    """Actors that run the policy, each with an equal share of the workers: threads, or Ray actors
+    with --ray."""
     batch_size: int | None = None
-    """Steps in an update, a multiple of the rollout; None: a rollout of every environment."""
+    """Environment steps per update, a multiple of num_steps; None: one rollout of every
+    environment."""
     queue_size: int = 1
-    """Batches that may wait for the learner; when they do, the actors wait too."""
+    """Batches that may wait for the learner before the actors pause."""
     synchronous: bool = False
-    """Act, then learn, by turns; no policy is ever old."""
+    """Act and learn in turns, so that the policy that acts is always the newest."""
     processes: bool = True
-    """Without, a worker's environments share the actor's process: for very cheap ones."""
+    """Run every environment in its own process; without, those of a worker share the actor's
+    process, which is faster for very cheap environments."""
     timeout: float = 60.0
-    """Seconds that an environment may take for a step or a reset; without `processes` nobody can
-    stop one that takes longer."""
+    """Seconds that a step or a reset of an environment may take; only with --processes."""
     restarts: int = 20
-    """Faults of environments, for each actor, before the run is stopped."""
+    """Faults of environments per actor before the run stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Basics, InUpdates):
+class Config(CommonSettings, UpdateSchedule):
+    """What the configurations of both kinds of runs share."""
+
     env: str
-    """A name that `agalite envs` lists, or gym:<id>."""
+    """Name of an environment that `agalite envs` lists, or gym:<id>."""
     env_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
     memory: str = "agalite"
-    """A name that `agalite models` lists."""
+    """Name of a memory model that `agalite models` lists."""
     memory_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the memory model."""
     agent: A2C | PPO
+    """Algorithm and its hyperparameters."""
 
     def __post_init__(self) -> None:
-        validation.one_of("memory", self.memory, MODELS)
+        validation.check_one_of("memory", self.memory, MODELS)
         for name in (
             "total_timesteps",
             "num_steps",
@@ -138,10 +144,10 @@ class Config(Basics, InUpdates):
             "checkpoint_every",
             "keep_checkpoints",
         ):
-            validation.integer(name, getattr(self, name), minimum=1)
-        validation.integer("seed", self.seed, minimum=0)
+            validation.check_integer(name, getattr(self, name), minimum=1)
+        validation.check_integer("seed", self.seed, minimum=0)
         if self.seq_len is not None:
-            validation.integer("seq_len", self.seq_len, minimum=1)
+            validation.check_integer("seq_len", self.seq_len, minimum=1)
             if self.num_steps % self.seq_len:
                 raise ValueError(
                     f"seq_len={self.seq_len} must be at most num_steps={self.num_steps}, and "
@@ -149,20 +155,23 @@ class Config(Basics, InUpdates):
                 )
 
     @property
-    def seeds_in_all(self) -> int:
+    def num_seeds(self) -> int:
+        """Seeds that are trained at once."""
         return 1
 
     @property
     def rollouts(self) -> int:
-        """How many an update learns from, each of one environment."""
+        """Rollouts per update, each of one environment."""
         raise NotImplementedError
 
     @property
     def sequence_length(self) -> int:
+        """`seq_len`, or the whole rollout."""
         return self.seq_len or self.num_steps
 
     @property
     def sequences(self) -> int:
+        """Sequences per update."""
         return self.rollouts * (self.num_steps // self.sequence_length)
 
     @property
@@ -170,24 +179,55 @@ class Config(Basics, InUpdates):
         return self.rollouts * self.num_steps
 
     def to_dict(self) -> dict[str, Any]:
-        agent = next(name for name, kind in AGENTS.items() if type(self.agent) is kind)
-        values = dataclasses.asdict(self)
-        return {**values, "algorithm": agent}
+        """Plain data for `config.json`."""
+        algorithm = next(name for name, kind in AGENTS.items() if type(self.agent) is kind)
+        return {**dataclasses.asdict(self), "algorithm": algorithm}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
         values = dict(values)
         try:
-            agent = AGENTS[values.pop("algorithm")](**values.pop("agent"))
-            return cls(**values, agent=agent)
+            kind = AGENTS[values.pop("algorithm")]
+            agent = values.pop("agent")
+            _refuse_older_format(cls, values)
+            _refuse_older_format(kind, agent)
+            return cls(**values, agent=kind(**agent))
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not the configuration of a run: {error}") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(Config, Settings, SeveralSeeds):
-    """A run in a JAX environment."""
+# Fields of configurations of agalite before its first release.
+_OLDER_FIELDS = {
+    *("steps", "rollout", "sequence", "hidden", "keep", "environments"),
+    *("workers", "actors", "batch", "queue"),
+    *("discount", "lam", "entropy", "value", "max_gradient_norm"),
+    *("anneal_learning_rate", "anneal_entropy"),
+    *("epochs", "minibatches", "clip", "value_clip", "normalise_advantages"),
+}
 
+
+def _refuse_older_format(kind: type, values: dict[str, Any]) -> None:
+    known = {f.name for f in dataclasses.fields(kind)}
+    if older := sorted(_OLDER_FIELDS & (values.keys() - known)):
+        raise ValueError(
+            f"this run was written by an older version of agalite (its configuration has "
+            f"{older[0]!r}) and cannot be resumed or loaded by this one; train it again"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config, Settings, SeedRange):
+    """The configuration of a run in a JAX environment.
+
+    Values that do not fit together are refused here, before anything is compiled.
+
+    **Arguments:** the fields of this class, by keyword. `env` is required.
+    `agalite.training.presets.configure` fills in the others from a preset.
+    """
+
+    seeds: int = 1
+    """Number of seeds, from `seed` on, that are trained at once."""
     agent: A2C | PPO = field(default_factory=A2C)
 
     def __post_init__(self) -> None:
@@ -196,9 +236,9 @@ class TrainConfig(Config, Settings, SeveralSeeds):
                 f"env={self.env!r} is an environment of Gymnasium; its configuration is a "
                 "HostConfig"
             )
-        validation.one_of("env", self.env, registry.ENVIRONMENTS)
+        validation.check_one_of("env", self.env, registry.ENVIRONMENTS)
         for name in ("num_envs", "seeds"):
-            validation.integer(name, getattr(self, name), minimum=1)
+            validation.check_integer(name, getattr(self, name), minimum=1)
         super().__post_init__()
         self.check_seeds()
         if self.steps_per_update > LARGEST_UPDATE:
@@ -213,7 +253,7 @@ class TrainConfig(Config, Settings, SeveralSeeds):
             )
 
     @property
-    def seeds_in_all(self) -> int:
+    def num_seeds(self) -> int:
         return self.seeds
 
     @property
@@ -223,7 +263,10 @@ class TrainConfig(Config, Settings, SeveralSeeds):
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig(Config, HostSettings):
-    """A run in an environment of Gymnasium: actors, a queue, a learner (`asynchronous.py`)."""
+    """The configuration of a run in a Gymnasium environment (`agalite.training.asynchronous`).
+
+    **Arguments:** the fields of this class, by keyword. `env` is required.
+    """
 
     agent: A2C | PPO = field(default_factory=APPO)
 
@@ -232,23 +275,23 @@ class HostConfig(Config, HostSettings):
             raise ValueError(f"env={self.env!r} must be gym:<id>, or one that runs on the host")
         super().__post_init__()
         for name in ("num_workers", "envs_per_worker", "num_actors", "queue_size"):
-            validation.integer(name, getattr(self, name), minimum=1)
-        validation.integer("restarts", self.restarts, minimum=0)
-        validation.number("timeout", self.timeout, minimum=0.0, above=True)
+            validation.check_integer(name, getattr(self, name), minimum=1)
+        validation.check_integer("restarts", self.restarts, minimum=0)
+        validation.check_number("timeout", self.timeout, minimum=0.0, above=True)
         for name in ("synchronous", "processes"):
-            validation.boolean(name, getattr(self, name))
-        validation.integer_between("seed", self.seed, 0, 2**32 - 1)
+            validation.check_boolean(name, getattr(self, name))
+        validation.check_integer_between("seed", self.seed, 0, 2**32 - 1)
         if self.num_workers % self.num_actors:
             raise ValueError(
                 f"num_actors={self.num_actors} must divide num_workers={self.num_workers} evenly"
             )
         if not isinstance(self.agent, APPO):
             raise ValueError(
-                f"algorithm={type(self.agent).__name__.lower()!r} knows nothing of policies that "
+                f"algorithm={type(self.agent).__name__.lower()!r} cannot learn from policies that "
                 "are older than the learner's; environments of Gymnasium are trained with 'appo'"
             )
         if self.batch_size is not None:
-            validation.integer("batch_size", self.batch_size, minimum=1)
+            validation.check_integer("batch_size", self.batch_size, minimum=1)
             if self.batch_size % self.num_steps:
                 raise ValueError(
                     f"batch_size={self.batch_size} must be a multiple of num_steps={self.num_steps}"
@@ -273,7 +316,7 @@ class HostConfig(Config, HostSettings):
         return self.num_envs if self.batch_size is None else self.batch_size // self.num_steps
 
 
-def config_from(values: dict[str, Any]) -> TrainConfig | HostConfig:
-    """The configuration that `to_dict` made."""
+def config_from_dict(values: dict[str, Any]) -> TrainConfig | HostConfig:
+    """The configuration of which `to_dict` made `values`."""
     host = registry.on_host(str(values.get("env")))
     return (HostConfig if host else TrainConfig).from_dict(values)

@@ -1,4 +1,8 @@
-"""How good a trained agent is: whole episodes, none counted for being short."""
+"""How good a trained agent is: whole episodes, and an episode as a film.
+
+The functions here are for JAX environments; environments of Gymnasium are handed to
+`asynchronous/evaluate.py`.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -14,104 +18,122 @@ from rich.console import Console
 
 from agalite import validation
 from agalite.agents import rollout
+from agalite.agents.rollout import RunnerState
 from agalite.envs import rendering
-from agalite.envs.rendering import LONGEST, play, speed
-from agalite.envs.vector import Vector
+from agalite.envs.rendering import MAX_STEPS, play, render_fps
+from agalite.envs.vector import VectorEnv
 from agalite.memory.layers import prepare_for_inference
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.plots import bootstrap_interval
 
-_TOGETHER = 64
+_NUM_ENVS = 64
 
 
 class Scores(NamedTuple):
+    """Results of N episodes."""
+
     returns: Float[np.ndarray, " N"]
     lengths: Float[np.ndarray, " N"]
     success: Float[np.ndarray, " N"] | None
-    """None where the world does not say."""
+    """1 or 0; None where the environment does not report success."""
 
 
 def evaluate(
     model: ActorCritic,
-    world: Any,
+    env: Any,
     *,
     episodes: int,
     seed: int = 0,
     greedy: bool = False,
-    together: int = _TOGETHER,
+    num_envs: int = _NUM_ENVS,
 ) -> Scores:
-    """Every environment plays the same number of episodes one after the other.
+    """Plays N = `episodes` whole episodes.
 
-    To stop when enough have ended, wherever they were, would prefer the short ones.
+    Every environment plays the same number of episodes one after the other. Stopping as soon as N
+    episodes have ended, in whichever environments, would favour short episodes.
+
+    **Arguments:**
+
+    - `model`, `env`: as `agalite.training.policy.load` gives them.
+    - `episodes`: N.
+    - `seed`: of the episodes and of the sampled actions.
+    - `greedy`: take the most likely action instead of a sampled one.
+    - `num_envs`: parallel environments, at most.
+
+    **Returns:**
+
+    The scores (N,).
     """
-    from agalite.training.asynchronous import evaluate
+    from agalite.training.asynchronous import evaluate as host
 
-    if isinstance(world, evaluate.HostWorld):
-        return evaluate.evaluate(
-            model, world, episodes=episodes, seed=seed, greedy=greedy, together=together
+    if isinstance(env, host.HostEnv):
+        return host.evaluate(
+            model, env, episodes=episodes, seed=seed, greedy=greedy, num_envs=num_envs
         )
-    validation.integer("episodes", episodes, minimum=1)
-    validation.integer("together", together, minimum=1)
-    count = min(together, episodes)
-    each = -(-episodes // count)
-    vector = Vector(world, count)
+    validation.check_integer("episodes", episodes, minimum=1)
+    validation.check_integer("num_envs", num_envs, minimum=1)
+    count = min(num_envs, episodes)
+    episodes_per_env = -(-episodes // count)
+    envs = VectorEnv(env, count)
 
     def step(model: ActorCritic, carry: Any) -> Any:
-        place, played, results, key = carry
-        key, choose, move = jax.random.split(key, 3)
-        memory, policy, _ = jax.vmap(model.step)(place.memory, place.obs, place.resets)
-        keys = jax.random.split(choose, count)
+        state, played, results, key = carry
+        key, action_key, env_key = jax.random.split(key, 3)
+        memory_state, policy, _ = jax.vmap(model.step)(state.memory_state, state.obs, state.resets)
+        keys = jax.random.split(action_key, count)
         sampled = jax.vmap(lambda p, k: p.mode() if greedy else p.sample(k))(policy, keys)
-        actions = jax.vmap(model.to_world)(sampled)
-        obs, state, reward, terminated, truncated, info = vector.step(move, place.world, actions)
+        actions = jax.vmap(model.to_env)(sampled)
+        obs, env_state, reward, terminated, truncated, info = envs.step(
+            env_key, state.env_state, actions
+        )
         ends = terminated | truncated
-        returns, lengths = place.returns + reward, place.lengths + 1
+        returns, lengths = state.returns + reward, state.lengths + 1
         success = info["success"] if "success" in info else jnp.full(count, jnp.nan)
         row = jnp.stack([returns, lengths, success.astype(jnp.float32)], axis=-1)
-        # Past its share an environment plays on, and nobody counts.
-        slot = jnp.where(ends & (played < each), played, each)
+        # An environment that has played its episodes continues, and its results are dropped.
+        slot = jnp.where(ends & (played < episodes_per_env), played, episodes_per_env)
         results = results.at[jnp.arange(count), slot].set(row, mode="drop")
         going = jnp.where(ends, 0.0, 1.0)
-        place = rollout.RunnerState(state, obs, ends, memory, going * returns, going * lengths)
-        return place, played + ends, results, key
+        state = RunnerState(env_state, obs, ends, memory_state, going * returns, going * lengths)
+        return state, played + ends, results, key
 
-    @eqx.filter_jit  # the model is an argument: weights compiled into a program slow it down
-    def play(model: ActorCritic, key: Array) -> Float[Array, "B E 3"]:
+    @eqx.filter_jit  # the model is an argument: weights as constants make the program slow
+    def run(model: ActorCritic, key: Array) -> Float[Array, "B E 3"]:
         model = prepare_for_inference(model, streams=count)
-        begin, run = jax.random.split(key)
-        place = rollout.init(model, vector, begin)
-        start = (place, jnp.zeros(count, jnp.int32), jnp.zeros((count, each, 3)), run)
-        return lax.while_loop(lambda c: jnp.any(c[1] < each), partial(step, model), start)[2]
+        init_key, run_key = jax.random.split(key)
+        state = rollout.init(model, envs, init_key)
+        results = jnp.zeros((count, episodes_per_env, 3))
+        carry = (state, jnp.zeros(count, jnp.int32), results, run_key)
 
-    # Episode by episode, so that leaving the surplus out leaves out somebody's last.
-    table = np.asarray(play(model, jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
+        def unfinished(carry: Any) -> Array:
+            return jnp.any(carry[1] < episodes_per_env)
+
+        return lax.while_loop(unfinished, partial(step, model), carry)[2]
+
+    # First episodes first, so that the surplus that is cut off are last episodes.
+    table = np.asarray(run(model, jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
     known = not np.isnan(table[:, 2]).any()
     return Scores(table[:, 0], table[:, 1], table[:, 2] if known else None)
 
 
-def film(
-    model: ActorCritic, world: Any, out: Path, *, seed: int = 0, greedy: bool = False
-) -> float:
-    """One episode as a moving picture; returns its return."""
-    from agalite.training.asynchronous import evaluate
+def film(model: ActorCritic, env: Any, out: Path, *, seed: int = 0, greedy: bool = False) -> float:
+    """Writes one episode as a video, a GIF or a strip of frames; returns the episode's return."""
+    from agalite.training.asynchronous import evaluate as host
 
-    if isinstance(world, evaluate.HostWorld):
-        return evaluate.film(model, world, out, seed=seed, greedy=greedy)
+    if isinstance(env, host.HostEnv):
+        return host.film(model, env, out, seed=seed, greedy=greedy)
     rendering.check_path(out)
 
-    def act(key: Array, memory: Any, obs: Array, first: Array) -> tuple[Any, Array]:
-        memory, policy, _ = model.step(memory, obs, first)
-        return memory, model.to_world(policy.mode() if greedy else policy.sample(key))
+    def act(key: Array, memory_state: Any, obs: Array, first: Array) -> tuple[Any, Array]:
+        memory_state, policy, _ = model.step(memory_state, obs, first)
+        return memory_state, model.to_env(policy.mode() if greedy else policy.sample(key))
 
-    episode = play(world, act, model.initial_state(), seed=seed, steps=range(LONGEST))
-    rendering.write(episode.frames, out, fps=speed(world))
-    return episode.total
-
-
-# --- What `agalite eval` says ---------------------------------------------------------------------
+    episode = play(env, act, model.initial_state(), seed=seed, steps=range(MAX_STEPS))
+    rendering.write(episode.frames, out, fps=render_fps(env))
+    return episode.episode_return
 
 
-def evaluation(
+def report(
     folder: Path,
     *,
     episodes: int,
@@ -119,22 +141,23 @@ def evaluation(
     best: bool,
     seed: int,
     seed_number: int,
-    together: int,
+    num_envs: int,
     video: Path | None,
 ) -> None:
+    """What `agalite eval` prints: mean scores with 95% bootstrap intervals."""
     if video is not None:
         rendering.check_path(video, "video")
     from agalite.training.policy import load  # which imports this module
 
     model, trainer, step = load(folder, seed_number=seed_number, best=best)
-    world = trainer.world
-    scores = evaluate(model, world, episodes=episodes, seed=seed, greedy=greedy, together=together)
+    env = trainer.env
+    scores = evaluate(model, env, episodes=episodes, seed=seed, greedy=greedy, num_envs=num_envs)
     console = Console()
 
-    def line(what: str, values: np.ndarray) -> None:
+    def line(name: str, values: np.ndarray) -> None:
         low, high = bootstrap_interval(values)
         mean = float(values.mean())
-        console.print(f"{what:<16} {mean:.3f}   95% interval {low:.3f} to {high:.3f}")
+        console.print(f"{name:<16} {mean:.3f}   95% interval {low:.3f} to {high:.3f}")
 
     console.print(f"{episodes} episodes, checkpoint of step {step:,}", highlight=False)
     line("return", scores.returns)
@@ -142,5 +165,5 @@ def evaluation(
     if scores.success is not None:
         line("success", scores.success)
     if video is not None:
-        total = film(model, world, video, seed=seed, greedy=greedy)
+        total = film(model, env, video, seed=seed, greedy=greedy)
         console.print(f"an episode with return {total:.2f}: {video}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A trained agent that you can call: `policy = agalite.load_policy("runs/NAME")`."""
+"""A trained agent as a function of observations: `policy = agalite.load_policy("runs/NAME")`."""
 
 import os
 from typing import Any, NamedTuple
@@ -17,47 +17,56 @@ from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
-from agalite.training.session import config_of
+from agalite.training.session import load_config
 from agalite.training.train import Trainer
 
 
 class Loaded(NamedTuple):
-    """A model out of a run, with the world it was trained in."""
+    """The network of a run, with the environment it was trained in (`trainer.env`)."""
 
     model: ActorCritic
     trainer: Trainer | HostTrainer
     step: int
+    """Of the checkpoint, in environment steps."""
 
 
 class State(eqx.Module):
-    """What an agent remembers: of one episode, or of `batch` of them, along a first axis."""
+    """The memory state of one episode, or of `batch` of them along a first axis."""
 
-    memory: Any
+    memory_state: Any
     batch: int | None = eqx.field(static=True)
 
 
 class Policy:
-    """Acts one observation at a time; the state is the caller's, and never grows.
+    """An agent that acts, one observation at a time. The caller holds its state.
 
+    ```python
     state = policy.initial_state()
     action, state = policy.act(obs, state, reset=first_of_an_episode)
+    ```
 
-    With `initial_state(batch=N)` it acts for N at once: obs (N, ...), reset (N,), actions (N, ...).
-    `greedy` takes the likeliest action, otherwise one is sampled: the same ones for the same
-    `seed`. Observations are as the world gives them; `dtype` is that of its observation space.
+    With `initial_state(batch=N)` it acts for N environments at once: obs (N, ...), reset (N,),
+    actions (N, ...).
+
+    **Arguments:**
+
+    - `model`: the network.
+    - `greedy`: take the most likely action instead of a sampled one.
+    - `seed`: of the sampling.
+    - `dtype`: of the environment's observations.
     """
 
     def __init__(
         self, model: ActorCritic, *, greedy: bool = False, seed: int = 0, dtype: Any = np.float32
     ) -> None:
-        validation.boolean("greedy", greedy)
-        validation.integer_between("seed", seed, 0, 2**32 - 1)
+        validation.check_boolean("greedy", greedy)
+        validation.check_integer_between("seed", seed, 0, 2**32 - 1)
         self.model, self.greedy = model, greedy
         self._dtype = np.dtype(dtype)
         self._key = jax.random.key(seed)
         self._calls = 0
-        # Weights go in as a plain list: walking through a model's modules takes longer than the
-        # rest of a call.
+        # The weights are passed as a flat list: flattening the model's modules at every call takes
+        # longer than the rest of it.
         arrays, rest = eqx.partition(prepare_for_inference(model), eqx.is_array)
         self._weights, structure = jax.tree.flatten(arrays)
 
@@ -66,8 +75,8 @@ class Policy:
         ) -> tuple[State, Distribution, Array]:
             model: ActorCritic = eqx.combine(jax.tree.unflatten(structure, weights), rest)
             step = model.step if state.batch is None else jax.vmap(model.step)
-            memory, policy, value = step(state.memory, obs, reset)
-            return State(memory, state.batch), policy, value
+            memory_state, policy, value = step(state.memory_state, obs, reset)
+            return State(memory_state, state.batch), policy, value
 
         def act(
             weights: list[Array], state: State, obs: Array, reset: Array, key: Array, call: Array
@@ -75,7 +84,7 @@ class Policy:
             state, policy, _ = look(weights, state, obs, reset)
 
             def choose(policy: Distribution, key: Array) -> Array:
-                return model.to_world(policy.mode() if greedy else policy.sample(key))
+                return model.to_env(policy.mode() if greedy else policy.sample(key))
 
             key = jax.random.fold_in(key, call)
             if state.batch is None:
@@ -85,35 +94,52 @@ class Policy:
         self._look, self._act = jax.jit(look), jax.jit(act)
 
     def initial_state(self, batch: int | None = None) -> State:
-        """Before the first observation of an episode, or of `batch` episodes side by side."""
+        """The state before the first observation of an episode, or of `batch` episodes."""
         if batch is not None:
-            validation.integer("batch", batch, minimum=1)
+            validation.check_integer("batch", batch, minimum=1)
         return State(self.model.initial_state(batch), batch)
 
     def act(
         self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
     ) -> tuple[Any, State]:
-        """obs (...) -> action, state; `reset` is true when an episode begins with this one."""
+        """The next action.
+
+        **Arguments:**
+
+        - `obs`: an observation (...), or (N, ...).
+        - `state`: from `initial_state` or from the last call.
+        - `reset`: true when an episode begins with `obs`; one, or (N,).
+
+        **Returns:**
+
+        The action (of the environment's action space, or N of them) and the new state.
+        """
         inputs = self._checked(obs, state, reset)
         call = np.uint32(self._calls % 2**32)
         self._calls += 1
         action, state = self._act(self._weights, *inputs, self._key, call)
-        # A single choice comes as a number, not as an array (): environments look it up in tables.
+        # A NumPy scalar rather than an array (): some environments use actions as dictionary keys.
         return np.asarray(action)[()], state
 
     def value(
         self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
     ) -> Float[np.ndarray, "..."]:
-        """() or (N,): the return, discounted, that the critic expects from here on."""
+        """The critic's estimate of the discounted return from `obs` on: () or (N,).
+
+        **Arguments:** as for `act`. The state is not advanced.
+        """
         return np.asarray(self._look(self._weights, *self._checked(obs, state, reset))[2])[()]
 
     def probabilities(
         self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
     ) -> Float[np.ndarray, "... n"]:
-        """(n,) or (N, n): of each of n actions, where an action is one choice of n."""
+        """The probabilities of n discrete actions: (n,) or (N, n).
+
+        **Arguments:** as for `act`. The state is not advanced.
+        """
         policy = self._look(self._weights, *self._checked(obs, state, reset))[1]
         if not isinstance(policy, Categorical):
-            raise ValueError("probabilities are of single choices; these actions are not")
+            raise ValueError("only Discrete action spaces have probabilities; this one is another")
         return np.asarray(jax.nn.softmax(policy.logits, axis=-1))
 
     def _checked(self, obs: Any, state: Any, reset: Any) -> tuple[State, np.ndarray, np.ndarray]:
@@ -129,12 +155,13 @@ class Policy:
             raise ValueError(f"reset={reset!r} must be True or False{more}")
         values = _numbers(obs, self._dtype)
         validation.check_shape("obs", values, (*batch, *self.model.encoder.shape))
-        validation.finite("obs", values)
+        validation.check_finite("obs", values)
         return state, values.astype(self._dtype), np.broadcast_to(resets.astype(bool), batch)
 
 
 def _numbers(obs: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Whole numbers stay whole: pixels from 0 to 1 where 0 to 255 are expected are a mistake."""
+    """As an array; floats are refused where integers are expected, since pixels from 0 to 1 instead
+    of 0 to 255 are a mistake."""
     try:
         values = np.asarray(obs)
     except ValueError as error:  # lists of unequal length
@@ -157,24 +184,32 @@ def load_policy(
     greedy: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """The agent of a run as its newest checkpoint has it, or its best."""
+    """The agent of a run's folder as a `Policy`; see `agalite.load_policy`."""
     model, trainer, _ = load(folder, seed_number=seed_number, best=best)
-    space: Any = trainer.world.observation_space(trainer.world.default_params)
+    space: Any = trainer.env.observation_space(trainer.env.default_params)
     return Policy(model, greedy=greedy, seed=seed, dtype=space.dtype)
 
 
 def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False) -> Loaded:
+    """The network of a run, from its newest checkpoint or its best.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `best`: the checkpoint with the highest return instead of the newest.
+    """
     run = Run.open(folder)
-    config = config_of(run)
-    validation.integer_between("seed_number", seed_number, 0, config.seeds_in_all - 1)
+    config = load_config(run)
+    validation.check_integer_between("seed_number", seed_number, 0, config.num_seeds - 1)
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     which = checkpoints.best() if best else None
     if isinstance(config, HostConfig):
         trainer = HostTrainer(config)
-        step, state = checkpoints.restore(trainer.learner.like(), which)
+        step, state = checkpoints.restore(trainer.learner.state_shapes(), which)
         return Loaded(trainer.model(state.weights), trainer, step)
     trainer = Trainer(config)
-    like = Seeds(config.seeds).shapes(trainer.begin, config.seed_numbers)
+    like = Seeds(config.seeds).shapes(trainer.init, config.seed_numbers)
     step, state = checkpoints.restore(like, which)
     weights = jax.tree.map(lambda x: x[seed_number], state.weights)
     return Loaded(trainer.model(weights), trainer, step)

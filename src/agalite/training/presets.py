@@ -1,148 +1,209 @@
-"""Named settings: the paper's, and ours where they learn faster on a small machine."""
+"""Presets: named hyperparameters for every environment, as data.
 
+- `tuned` (the default): what we found to learn fast on a small machine.
+- `paper`: the paper's tables. Where it swept a value, the middle of the range or the value in its
+  published code.
+
+A preset is a row of `PAPER`, for `tuned` with the row of `TUNED` over it, and options of the memory
+model. `configure` makes a configuration of a preset and of what the caller sets.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
-from agalite.memory.registry import SMALL
+from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
+from agalite.memory.registry import MODELS, SMALL
+from agalite.training import run
+from agalite.training.config import Config, HostConfig, TrainConfig
 
 PRESETS = ("tuned", "paper")
 
-# Findings, section 8: gates that start with a memory of two steps hardly ever learn a longer one.
-_SPREAD = {name: {"horizon": (2.0, 512.0)} for name in ("agalite", "galite", "gru", "lstm")}
-
-
-def preset(name: str, env: str, memory: str) -> dict[str, Any]:
-    """Arguments of `TrainConfig` for this environment and memory model."""
-    validation.one_of("preset", name, PRESETS)
-    if env.startswith("gym:"):
-        return {"memory_options": {} if name == "paper" else _SPREAD.get(memory, {}), **_GYMNASIUM}
-    paper = _paper(env, memory)
-    if name == "paper":
-        return paper
-    # The paper does not say how large its models for CartPole were, and those for Memory Maze are
-    # too much for two cores.
-    small = env.endswith("cartpole") or env.startswith("memory-maze")
-    # What CartPole must remember is short: there the gates start as the paper's do.
-    spread = {} if env.endswith("cartpole") else _SPREAD.get(memory, {})
-    options = {**(SMALL.get(memory, {}) if small else {}), **spread}
-    return {**paper, "memory_options": options, **_TUNED.get(env, {})}
-
-
-def _paper(env: str, memory: str) -> dict[str, Any]:
-    """Where the paper swept a value, the one in the middle, or what its code was shipped with."""
-    match env:
-        case "tmaze":
-            rate, ent_coef = _SHIPPED.get(memory, (1e-4, 1e-3))
-            agent = A2C(learning_rate=rate, ent_coef=ent_coef)
-            return {"agent": agent, "num_envs": 8, "num_steps": 256, "total_timesteps": 5_000_000}
-        case "masked-cartpole" | "noisy-masked-cartpole":
-            agent = PPO(
-                learning_rate=1e-3,
-                gae_lambda=0.9,
-                ent_coef=0.0,
-                vf_coef=1.0,
-                update_epochs=10,
-                num_minibatches=1,
-                max_grad_norm=0.5,
-            )
-            return {"agent": agent, "num_envs": 1, "num_steps": 1024, "total_timesteps": 1_000_000}
-        case "mystery-path-grid" | "mystery-path":
-            return {
-                "agent": PPO(),
-                "num_envs": 128,
-                "num_steps": 128,
-                "hidden_size": 256,
-                "total_timesteps": 100_000_000,
-            }
-        case maze if maze.startswith("memory-maze"):
-            return {
-                "agent": APPO(),
-                "num_workers": 32,
-                "envs_per_worker": 2,
-                "num_steps": 200,
-                "seq_len": 100,
-                "batch_size": 3200,
-                "encoder": "impala",
-                "hidden_size": 512,
-                "total_timesteps": 100_000_000,
-                "memory_options": _MEMORY_MAZE.get(memory, {}),
-            }
-        case _:
-            agent = PPO(
-                learning_rate=3e-4,
-                gamma=0.999,
-                gae_lambda=0.8,
-                ent_coef=1e-3,
-                update_epochs=4,
-                max_grad_norm=1.0,
-            )
-            return {
-                "agent": agent,
-                "num_envs": 1024,
-                "num_steps": 128,
-                "total_timesteps": 1_000_000_000,
-            }
-
-
-# The paper's own experiments have none of these; small enough for a laptop.
-_GYMNASIUM: dict[str, Any] = {
-    "agent": APPO(
-        learning_rate=1e-3,
-        ent_coef=3e-3,
-        update_epochs=4,
-        num_minibatches=2,
-        clip_coef=0.2,
-        vf_clip_coef=None,
-        max_grad_norm=1.0,
-    ),
-    "num_workers": 4,
-    "envs_per_worker": 2,
-    "num_steps": 64,
-    "total_timesteps": 500_000,
-    "log_every": 10_000,
-    "checkpoint_every": 50_000,
-}
-_LARGE = {"d_model": 512, "layers": 4, "heads": 8, "head_size": 64, "ffn_size": 512}
-_MEMORY_MAZE: dict[str, dict[str, Any]] = {
-    "agalite": {**_LARGE, "eta": 4, "r": 7},
-    "gtrxl": {**_LARGE, "memory": 256},
+PAPER: dict[str, dict[str, Any]] = {
+    "tmaze": {
+        "agent": A2C(learning_rate=1e-4, ent_coef=1e-3),
+        "num_envs": 8,
+        "num_steps": 256,
+        "total_timesteps": 5_000_000,
+    },
+    "cartpole": {
+        "agent": PPO(
+            learning_rate=1e-3,
+            gae_lambda=0.9,
+            ent_coef=0.0,
+            vf_coef=1.0,
+            update_epochs=10,
+            num_minibatches=1,
+            max_grad_norm=0.5,
+        ),
+        "num_envs": 1,
+        "num_steps": 1024,
+        "total_timesteps": 1_000_000,
+    },
+    "mystery-path": {
+        "agent": PPO(),
+        "num_envs": 128,
+        "num_steps": 128,
+        "hidden_size": 256,
+        "total_timesteps": 100_000_000,
+    },
+    "craftax": {
+        "agent": PPO(
+            learning_rate=3e-4,
+            gamma=0.999,
+            gae_lambda=0.8,
+            ent_coef=1e-3,
+            update_epochs=4,
+            max_grad_norm=1.0,
+        ),
+        "num_envs": 1024,
+        "num_steps": 128,
+        "total_timesteps": 1_000_000_000,
+    },
+    "memory-maze": {
+        "agent": APPO(),
+        "num_workers": 32,
+        "envs_per_worker": 2,
+        "num_steps": 200,
+        "seq_len": 100,
+        "batch_size": 3200,
+        "encoder": "impala",
+        "hidden_size": 512,
+        "total_timesteps": 100_000_000,
+    },
+    # Not in the paper. Small enough for a laptop.
+    "gym": {
+        "agent": APPO(
+            learning_rate=1e-3,
+            ent_coef=3e-3,
+            update_epochs=4,
+            num_minibatches=2,
+            clip_coef=0.2,
+            vf_clip_coef=None,
+            max_grad_norm=1.0,
+        ),
+        "num_workers": 4,
+        "envs_per_worker": 2,
+        "num_steps": 64,
+        "total_timesteps": 500_000,
+        "log_every": 10_000,
+        "checkpoint_every": 50_000,
+    },
 }
 
-_SHIPPED = {"gtrxl": (5e-4, 1e-3), "gru": (5e-4, 1e-2)}  # learning rate, entropy
-
-_TUNED: dict[str, dict[str, Any]] = {
+TUNED: dict[str, dict[str, Any]] = {
     "tmaze": {
         "agent": A2C(learning_rate=5e-4, ent_coef=1e-2),
         "num_envs": 32,
         "num_steps": 64,
     },
-    "masked-cartpole": {
+    "cartpole": {
         "agent": PPO(
             learning_rate=5e-4, ent_coef=0.0, update_epochs=4, num_minibatches=4, max_grad_norm=0.5
         ),
         "num_envs": 8,
         "num_steps": 128,
     },
-    "mystery-path-grid": {"num_envs": 32, "total_timesteps": 2_000_000},
     "mystery-path": {"num_envs": 32, "total_timesteps": 2_000_000},
-    "craftax-symbolic": {"num_envs": 64, "total_timesteps": 1_000_000},
-    "craftax-classic-symbolic": {"num_envs": 64, "total_timesteps": 1_000_000},
+    "craftax": {"num_envs": 64, "total_timesteps": 1_000_000},
+    # The paper's agent has 22 million parameters and learns from 64 mazes. On two cores its ResNet
+    # costs more than the maze; with the smaller network the maze is the limit.
+    "memory-maze": {
+        "num_workers": 8,
+        "envs_per_worker": 1,
+        "num_steps": 100,
+        "batch_size": 800,
+        "hidden_size": 128,
+        "encoder": "atari",
+        "total_timesteps": 5_000_000,
+        "log_every": 4_000,
+        "checkpoint_every": 40_000,
+    },
 }
-# On two cores: the paper's agent is 22M parameters, and learns 3200 steps at a time from 64 mazes.
-# Its ResNet alone costs more than the maze; with a smaller network the maze is the limit.
-_SMALL_MAZE: dict[str, Any] = {
-    "num_workers": 8,
-    "envs_per_worker": 1,
-    "num_steps": 100,
-    "batch_size": 800,
-    "hidden_size": 128,
-    "encoder": "atari",
-    "total_timesteps": 5_000_000,
-    "log_every": 4_000,
-    "checkpoint_every": 40_000,
+
+# T-Maze: the published code has other values for these models than for AGaLiTe.
+_PAPER_TMAZE_AGENTS = {
+    "gtrxl": A2C(learning_rate=5e-4, ent_coef=1e-3),
+    "gru": A2C(learning_rate=5e-4, ent_coef=1e-2),
 }
-_TUNED.update({f"memory-maze-{n}x{n}": _SMALL_MAZE for n in (9, 11, 13, 15)})
-_TUNED["noisy-masked-cartpole"] = _TUNED["masked-cartpole"]
+
+_LARGE = {"d_model": 512, "layers": 4, "heads": 8, "head_size": 64, "ffn_size": 512}
+_PAPER_MEMORY_MAZE_OPTIONS: dict[str, dict[str, Any]] = {
+    "agalite": {**_LARGE, "eta": 4, "r": 7},
+    "gtrxl": {**_LARGE, "memory": 256},
+}
+
+# Gates that start with a time constant of two steps hardly ever learn a longer one. These start
+# with time constants spread from 2 to 512 steps.
+_SPREAD_GATES = {name: {"horizon": (2.0, 512.0)} for name in ("agalite", "galite", "gru", "lstm")}
+
+
+def preset(name: str, env: str, memory: str) -> dict[str, Any]:
+    """Arguments of `TrainConfig` or `HostConfig` for an environment and a memory model.
+
+    **Arguments:**
+
+    - `name`: "tuned" or "paper".
+    - `env`, `memory`: names, as in a configuration.
+    """
+    validation.check_one_of("preset", name, PRESETS)
+    family = _family(env)
+    settings = dict(PAPER[family])
+    if name == "tuned":
+        settings |= TUNED.get(family, {}) | {"memory_options": _tuned_options(family, memory)}
+        return settings
+    if family == "tmaze" and memory in _PAPER_TMAZE_AGENTS:
+        settings["agent"] = _PAPER_TMAZE_AGENTS[memory]
+    if family == "memory-maze":
+        settings["memory_options"] = dict(_PAPER_MEMORY_MAZE_OPTIONS.get(memory, {}))
+    return settings
+
+
+def _family(env: str) -> str:
+    """The row of the tables for an environment."""
+    if env.startswith(GYMNASIUM):
+        return "gym"
+    families = ("tmaze", "cartpole", "mystery-path", "memory-maze")
+    return next((family for family in families if family in env), "craftax")
+
+
+def _tuned_options(family: str, memory: str) -> dict[str, Any]:
+    """Options of the memory model."""
+    # The paper does not give the sizes of its models for CartPole, and those for Memory Maze are
+    # too large for two cores.
+    sizes = SMALL.get(memory, {}) if family in ("cartpole", "memory-maze") else {}
+    # CartPole needs only a short memory, so its gates start as the paper's do.
+    gates = {} if family == "cartpole" else _SPREAD_GATES.get(memory, {})
+    return {**sizes, **gates}
+
+
+def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | HostConfig:
+    """A configuration from a preset and from what the caller sets.
+
+    **Arguments:**
+
+    - `preset_name`: "tuned" or "paper".
+    - `settings`: fields of `TrainConfig`, or for an environment of Gymnasium of `HostConfig`, by
+        name. `env` is required. `memory_options` are added to those of the preset.
+    """
+    env, memory = settings.get("env"), settings.get("memory", Config.memory)
+    if not isinstance(env, str):
+        raise ValueError(f"env={env!r} must be one of: {', '.join(ENVIRONMENTS)}, or gym:<id>")
+    kind = HostConfig if on_host(env) else TrainConfig
+    known = [f.name for f in dataclasses.fields(kind)]
+    for name in settings:
+        validation.check_one_of("setting", name, known)
+    validation.check_one_of("memory", memory, MODELS)
+    start = preset(preset_name, env, memory)
+    options = {**start.pop("memory_options", {}), **settings.get("memory_options", {})}
+    return kind(**{**start, **settings, "memory_options": options})
+
+
+def new_folder(config: Config) -> Path:
+    """A folder for a run that the caller gave none for."""
+    return run.new_folder(config.env, config.memory)

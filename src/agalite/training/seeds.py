@@ -1,4 +1,4 @@
-"""Several seeds in one program, spread over the devices that there are."""
+"""Several seeds in one compiled program, sharded over the devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ AXIS = "seeds"
 
 
 class Seeds:
-    """Runs a function of one seed's arrays for `count` of them: every array gains a first axis.
+    """Runs a function of one seed's arrays for `count` seeds: every array gains a first axis.
 
-    Each device takes an equal share. A share of one is run as it is, without `vmap`: on a CPU a
-    program for each core is the fastest there is.
+    Each device gets an equal share of the seeds, with `vmap` over them. A share of one seed runs
+    without `vmap`: on a CPU, one program per core is fastest.
     """
 
     def __init__(self, count: int) -> None:
@@ -27,6 +27,18 @@ class Seeds:
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
         self.sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
+    def init(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
+        """function(seed) for each of `numbers`."""
+        return self.compile(function, one_by_one=True)(self.put(numbers))
+
+    def shapes(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
+        """The shapes of what `init` returns, to restore a checkpoint into."""
+        return jax.eval_shape(self.map(function), numbers)
+
+    def put(self, tree: Any) -> Any:
+        """Puts arrays (count, ...) onto the devices of their seeds."""
+        return jax.device_put(tree, self.sharding)
+
     def compile(
         self,
         function: Callable[..., Any],
@@ -35,36 +47,29 @@ class Seeds:
         donate: bool = False,
         one_by_one: bool = False,
     ) -> Any:
-        """`over`, compiled; arrays stay on the devices that use them."""
+        """`map`, jitted; the results stay on the devices. `donate`: the first argument."""
         return jax.jit(
-            self.over(function, shared=shared, one_by_one=one_by_one),
+            self.map(function, shared=shared, one_by_one=one_by_one),
             out_shardings=self.sharding,
             donate_argnums=(0,) if donate else (),
         )
 
-    def begin(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
-        """function(seed) for every one of `numbers`, one by one on each device: see `over`."""
-        return self.compile(function, one_by_one=True)(self.put(numbers))
-
-    def shapes(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
-        """Of what `begin` gives, to read a checkpoint by."""
-        return jax.eval_shape(self.over(function), numbers)
-
-    def put(self, tree: Any) -> Any:
-        """Arrays (count, ...) onto the devices that will use them."""
-        return jax.device_put(tree, self.sharding)
-
-    def over(
+    def map(
         self, function: Callable[..., Any], *, shared: int = 0, one_by_one: bool = False
     ) -> Callable[..., Any]:
-        """`function` for all seeds; its last `shared` arguments are the same for all.
+        """`function` for all seeds.
 
-        `one_by_one` is for what must not be batched: two devices that each factorise a batch of
-        matrices, as orthogonal weights are drawn, wait for ever for the same threads (jax 0.10).
+        **Arguments:**
+
+        - `function`: of one seed's arrays.
+        - `shared`: how many of its last arguments are the same for all seeds.
+        - `one_by_one`: loop over a device's seeds instead of `vmap`. Orthogonal initialisation
+            needs it: two devices that each factorise a batch of matrices wait indefinitely for
+            the same threads (jax 0.10).
         """
         share = self.count // len(self.devices)
 
-        def local(*args: Any) -> Any:
+        def on_device(*args: Any) -> Any:
             own, common = args[: len(args) - shared], args[len(args) - shared :]
             if share > 1 and one_by_one:
                 return jax.lax.map(lambda mine: function(*mine, *common), own)
@@ -75,15 +80,15 @@ class Seeds:
             return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
         if len(self.devices) == 1:
-            return local
+            return on_device
 
-        def spread(*args: Any) -> Any:
+        def sharded(*args: Any) -> Any:
             each = PartitionSpec(AXIS)
             specs = tuple(
                 each if i < len(args) - shared else PartitionSpec() for i in range(len(args))
             )
             return jax.shard_map(
-                local, mesh=self.mesh, in_specs=specs, out_specs=each, check_vma=False
+                on_device, mesh=self.mesh, in_specs=specs, out_specs=each, check_vma=False
             )(*args)
 
-        return spread
+        return sharded

@@ -1,4 +1,8 @@
-"""What every training run does, whichever way it acts: stops when asked, refuses NaN, sums up."""
+"""Beginning and end of a session of training: what all trainers of the library share.
+
+A session is one process's part of a run, from `train` or `resume` until the run has ended or is
+stopped. Used by `train.py`, `asynchronous/train.py` and `supervised/train.py`.
+"""
 
 import math
 import os
@@ -16,41 +20,123 @@ import numpy as np
 from agalite import files
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
-from agalite.training.config import Config, HostConfig, InUpdates, TrainConfig, config_from
+from agalite.training.config import (
+    Config,
+    HostConfig,
+    TrainConfig,
+    UpdateSchedule,
+    config_from_dict,
+)
 from agalite.training.logging import read_metrics
 from agalite.training.run import Run
 
-_ONE_REQUEST = 1.0  # seconds within which signals to stop are one and the same
 RETURN, SUCCESS = "charts/episodic_return", "charts/success"
-NOTHING_LEFT = "there is nothing left to do: the run has ended"
+_SAME_REQUEST = 1.0  # seconds within which several signals count as one request to stop
+_NOTHING_LEFT = "there is nothing left to do: the run has ended"
 
 
 class Diverged(ValueError):
-    """A loss is no longer a number."""
+    """A loss became NaN or infinite."""
 
 
-def config_of(run: Run) -> TrainConfig | HostConfig:
-    if "task" in run.config:
-        raise ValueError(
-            f"{run.folder} is a run of `agalite lra {run.config['task']}`: a classifier, not an "
-            "agent; `agalite resume` and `agalite lra report` know it"
-        )
-    try:
-        return config_from(run.asked)
-    except ValueError as error:
-        raise ValueError(f"{run.folder / 'config.json'}: {error}") from error
-
-
-def remember_programs() -> None:
-    """Compiled programs are kept on disk: a second run starts at once."""
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that the next run of the same program starts at once."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(files.cache("jax")))
     if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Over the seeds; over those in which an episode ended, where it is of episodes."""
+def load_config(run: Run) -> TrainConfig | HostConfig:
+    """The configuration of a run."""
+    if "task" in run.config:
+        raise ValueError(
+            f"{run.folder} is a run of `agalite lra {run.config['task']}`: a classifier, not an "
+            "agent; use `agalite resume` or `agalite lra report`"
+        )
+    try:
+        return config_from_dict(run.asked)
+    except ValueError as error:
+        raise ValueError(f"{run.folder / 'config.json'}: {error}") from error
+
+
+def restore_latest(run: Run, checkpoints: Checkpoints, like: Any, *, note: str = "") -> Any | None:
+    """The state of the newest undamaged checkpoint; None if none was saved yet.
+
+    The run's log says which one, and which damaged ones were skipped.
+
+    **Arguments:**
+
+    - `like`: a state of the same structure; shapes are enough.
+    - `note`: added to the line in the log.
+    """
+    try:
+        with log_warnings(run):
+            step, state = checkpoints.restore(like)
+    except FileNotFoundError:  # there is none yet; if all are damaged, that is another error
+        run.log("resumed from the beginning: there is no checkpoint yet")
+        return None
+    run.log(f"resumed from step {step}{note}")
+    return state
+
+
+@contextmanager
+def log_warnings(run: Run) -> Iterator[None]:
+    """Writes warnings to the run's log, as well as showing them."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        for w in caught:
+            run.log(f"warning: {w.message}")
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+
+
+def already_finished(run: Run, config: UpdateSchedule, update: Any, *, quiet: bool = True) -> bool:
+    """Whether a resumed run had reached its end before; if so, its summary is left as it is."""
+    finished = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None
+    if finished:
+        run.log(_NOTHING_LEFT)
+        if not quiet:
+            print(_NOTHING_LEFT, file=sys.stderr)
+    return finished
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Catches Ctrl-C and SIGTERM; yields a list that then holds the signal's number.
+
+    A later second signal raises `KeyboardInterrupt`. One right after the first counts as the same
+    request: `timeout`, for example, signals the process and then its group.
+    """
+    received: list[int] = []
+    first = math.inf
+
+    def handle(number: int, _: Any) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if not received:
+            received.append(number)
+            first = now
+        elif now - first > _SAME_REQUEST:
+            raise KeyboardInterrupt
+
+    try:
+        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only the main thread may handle signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def mean_over_seeds(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the seeds that have a finite value for it."""
     out = {}
     for name in rows[0]:
         numbers = [row[name] for row in rows if math.isfinite(row[name])]
@@ -58,9 +144,10 @@ def mean(rows: list[dict[str, float]]) -> dict[str, float]:
     return out
 
 
-def refuse_divergence(
+def check_losses(
     run: Run, rows: list[dict[str, float]], step: int, checkpoints: Checkpoints
 ) -> None:
+    """Raises `Diverged` if a loss is not finite, before that state is saved."""
     for seed, row in enumerate(rows):
         losses = {name: value for name, value in row.items() if name.startswith("losses/")}
         wrong = [name for name, value in losses.items() if not math.isfinite(value)]
@@ -81,46 +168,14 @@ def refuse_divergence(
         raise Diverged(message)
 
 
-@contextmanager
-def warnings_logged(run: Run) -> Iterator[None]:
-    """Warnings that come up meanwhile go to the run's log too, for whoever comes the next day."""
-    seen: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        for w in seen:
-            run.log(f"warning: {w.message}")
-            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-
-
-def restored(run: Run, checkpoints: Checkpoints, like: Any, *, but: str = "") -> Any | None:
-    """The newest whole state, or None if none was saved yet; the log says which, and what was
-    passed over. `but`: what it says besides, of what cannot be restored."""
-    try:
-        with warnings_logged(run):
-            step, state = checkpoints.restore(like)
-    except FileNotFoundError:  # none was made yet; if all are damaged, that is an error
-        run.log("resumed from the beginning: there is no checkpoint yet")
-        return None
-    run.log(f"resumed from step {step}{but}")
-    return state
-
-
-def ended(run: Run, config: InUpdates, update: Any, *, quiet: bool = True) -> bool:
-    """Whether a run that is resumed has come to its end before; its summary then stays as it is."""
-    over = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None
-    if over:
-        run.log(NOTHING_LEFT)
-        if not quiet:
-            print(NOTHING_LEFT, file=sys.stderr)
-    return over
-
-
 def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates: int) -> None:
-    """Writes the summary and draws the curve; `parameters` is how many the network has."""
-    seeds = config.seeds_in_all
+    """Writes the summary of a run that has ended and draws its learning curve.
+
+    **Arguments:**
+
+    - `parameters`: the size of the network.
+    - `seconds`, `updates`: of this session.
+    """
     table = read_metrics(run.folder)
     last = table["step"] > 0.9 * table["step"].max()
     means = {
@@ -131,12 +186,12 @@ def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates
     run.write_summary(
         {
             "steps": int(table["step"].max()),
-            "seeds": seeds,
+            "seeds": config.num_seeds,
             "parameters": parameters,
             "last_tenth": means,
             "seconds_of_this_session": round(seconds, 1),
             "steps_per_second_of_this_session": round(
-                updates * config.steps_per_update * seeds / max(seconds, 1e-9), 1
+                updates * config.steps_per_update * config.num_seeds / max(seconds, 1e-9), 1
             ),
         }
     )
@@ -146,34 +201,3 @@ def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates
     else:
         run.log("no episode has ended: there is no curve to draw")
     run.log(f"ended: {means}")
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """A list that holds the signal's number once somebody pressed Ctrl-C or sent SIGTERM.
-
-    A second one is not so patient: it interrupts at once. Unless it comes right behind the first:
-    `timeout`, for one, sends its signal twice, to the process and to its group.
-    """
-    asked: list[int] = []
-    since = math.inf
-
-    def note(number: int, _: Any) -> None:
-        nonlocal since
-        now = time.monotonic()
-        if not asked:
-            asked.append(number)
-            since = now
-        elif now - since > _ONE_REQUEST:
-            raise KeyboardInterrupt
-
-    try:
-        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever owns the signals stops us
-        yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

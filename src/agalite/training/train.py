@@ -1,10 +1,22 @@
-"""Training a run from its beginning, or from where it stopped, to its end."""
+"""Training in JAX environments, from top to bottom.
+
+1. `Trainer.init`: a seed -> the network, the optimizer and the environments (`TrainState`).
+2. `Trainer.update`: collect a rollout (`agents/rollout.py`), then learn from it (`agents/a2c.py`,
+   `agents/ppo.py`).
+3. `Trainer.advance`: a number of updates as one compiled program; returns the mean metrics.
+4. `train` and `resume`: a new run, or one from its newest checkpoint.
+5. `_train_loop`: advance, log, checkpoint, until the run has ended or is asked to stop.
+
+All seeds of a run are trained by one program (`seeds.py`). Runs in Gymnasium environments are
+handed to `asynchronous/train.py`.
+"""
 
 import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,65 +27,67 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from agalite.agents import rollout
+from agalite.agents.base import Metrics
 from agalite.agents.rollout import Episodes, RunnerState
 from agalite.envs.registry import make
-from agalite.envs.vector import Vector
-from agalite.networks.actor_critic import ActorCritic
+from agalite.envs.vector import VectorEnv
+from agalite.networks.actor_critic import ActorCritic, partition_shapes
 from agalite.system import Stopped
-from agalite.training import wandb_log
 from agalite.training.asynchronous import train as asynchronous
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig, TrainConfig
-from agalite.training.logging import Bar, MetricsWriter
+from agalite.training.logging import MetricsWriter, ProgressBar, check_wandb, enable_wandb
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import (
     RETURN,
-    SUCCESS,
-    Diverged,
-    asked_to_stop,
-    config_of,
-    ended,
+    already_finished,
+    check_losses,
+    enable_compilation_cache,
     finish,
-    mean,
-    refuse_divergence,
-    remember_programs,
-    restored,
+    load_config,
+    mean_over_seeds,
+    restore_latest,
+    stop_signals,
 )
-from agalite.training.skeleton import Skeleton
-
-# --- The training program: act, learn, again, for a whole log interval without leaving the device -
 
 
 class TrainState(NamedTuple):
-    """All that a run is, between two updates: arrays only, so that it can be saved to the bit."""
+    """The whole state of one seed between two updates. Arrays only: a checkpoint is exact."""
 
     weights: Any
-    """The arrays of the actor-critic."""
-    optimiser: Any
-    place: RunnerState
+    """The arrays of the `ActorCritic`; `Trainer.model` adds its static part."""
+    opt_state: Any
+    runner_state: RunnerState
     key: Array
     update: Int[Array, ""]
-    """How many have been done."""
+    """The number of updates done."""
 
 
 class Trainer:
-    """The pure functions of one configuration: `begin` a run with a seed, `advance` it."""
+    """The pure functions of a configuration: `init`, `update` and `advance`, all of one seed.
+
+    **Arguments:**
+
+    - `config`: the configuration; the environment and the shapes of the network are made here, so
+        that mistakes in it show up before a run is created.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.world: Any = make(config.env, **config.env_options)
-        self.vector = Vector(self.world, config.num_envs)
-        self._optimiser = config.agent.optimiser(config.updates)
-        skeleton = Skeleton(self._make_model)
-        self.model, self.parameter_count = skeleton.model, skeleton.parameter_count
+        self.env: Any = make(config.env, **config.env_options)
+        self.envs = VectorEnv(self.env, config.num_envs)
+        self.optimizer = config.agent.make_optimizer(config.updates)
+        shapes = eqx.filter_eval_shape(self._make_model, jax.random.key(0))
+        self.parameter_count: int = shapes.parameter_count
+        _, self._static = partition_shapes(shapes)
 
     def _make_model(self, key: Array) -> ActorCritic:
         c = self.config
-        params = self.world.default_params
+        params = self.env.default_params
         return ActorCritic.make(
-            self.world.observation_space(params),
-            self.world.action_space(params),
+            self.env.observation_space(params),
+            self.env.action_space(params),
             memory=c.memory,
             memory_options=c.memory_options,
             encoder=c.encoder,
@@ -81,75 +95,83 @@ class Trainer:
             key=key,
         )
 
-    def begin(self, seed: Int[Array, ""]) -> TrainState:
-        key = jax.random.key(seed)
-        model_key, world_key, run_key = jax.random.split(key, 3)
-        model = self._make_model(model_key)
-        optimiser = self._optimiser.init(eqx.filter(model, eqx.is_inexact_array))
-        place = rollout.init(model, self.vector, world_key)
-        weights = eqx.filter(model, eqx.is_array)
-        state = TrainState(weights, optimiser, place, run_key, jnp.zeros((), jnp.int32))
-        return jax.tree.map(_strong, state)
+    def model(self, weights: Any) -> ActorCritic:
+        """The network with these weights."""
+        return eqx.combine(weights, self._static)
 
-    def update(
-        self, state: TrainState
-    ) -> tuple[TrainState, tuple[Episodes, dict[str, Float[Array, ""]]]]:
+    def init(self, seed: Int[Array, ""]) -> TrainState:
+        """The state before the first update."""
+        model_key, env_key, run_key = jax.random.split(jax.random.key(seed), 3)
+        model = self._make_model(model_key)
+        opt_state = self.optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+        runner_state = rollout.init(model, self.envs, env_key)
+        weights = eqx.filter(model, eqx.is_array)
+        state = TrainState(weights, opt_state, runner_state, run_key, jnp.zeros((), jnp.int32))
+        return jax.tree.map(_with_strong_type, state)
+
+    def update(self, state: TrainState) -> tuple[TrainState, tuple[Episodes, Metrics]]:
+        """One update: a rollout of `num_steps` in every environment, and learning from it."""
         c = self.config
         act_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
         model = self.model(state.weights)
-        place, data, starts, episodes = rollout.collect_rollout(
-            model, self.vector, state.place, act_key, steps=c.num_steps, sequence=c.sequence_length
+        runner_state, data, initial_states, episodes = rollout.collect_rollout(
+            model,
+            self.envs,
+            state.runner_state,
+            act_key,
+            num_steps=c.num_steps,
+            seq_len=c.sequence_length,
         )
         remaining = 1 - state.update / c.updates
-        model, optimiser, losses = c.agent.learn(
+        model, opt_state, losses = c.agent.learn(
             model,
-            self._optimiser,
-            state.optimiser,
+            self.optimizer,
+            state.opt_state,
             data,
-            starts,
+            initial_states,
             c.sequence_length,
             learn_key,
             remaining,
         )
-        # What a memory has cached belongs to the weights that made it.
-        refresh = jax.vmap(model.refresh, axis_size=c.num_envs)  # a state may hold nothing
-        place = place._replace(memory=refresh(place.memory))
+        # What a memory state caches was computed with the old weights. The axis size is given
+        # because a memory state may hold no arrays.
+        refresh = jax.vmap(model.refresh, axis_size=c.num_envs)
+        runner_state = runner_state._replace(memory_state=refresh(runner_state.memory_state))
         weights = eqx.filter(model, eqx.is_array)
-        new = TrainState(weights, optimiser, place, state.key, state.update + 1)
+        new = TrainState(weights, opt_state, runner_state, state.key, state.update + 1)
         return new, (episodes, losses)
 
-    def advance(
-        self, state: TrainState, updates: Int[Array, ""]
-    ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-        """So many updates; the means of what happened meanwhile.
+    def advance(self, state: TrainState, updates: Int[Array, ""]) -> tuple[TrainState, Metrics]:
+        """`updates` updates, and their mean metrics.
 
-        The number is not part of the program, so that a shorter last interval compiles nothing.
+        The number of updates is an argument of the compiled program, so that a shorter last
+        interval does not compile another one.
         """
-        # Traced once here and used again by the loop: tracing is what a small run waits for.
+        # Jitted so that it is traced once for both uses: tracing dominates the start of a run.
         update = jax.jit(self.update)
         shapes = jax.eval_shape(update, state)[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        def one(_: Array, carry: Any) -> Any:
+        def body(_: Array, carry: Any) -> Any:
             state, sums = carry
             state, new = update(state)
             return state, jax.tree.map(jnp.add, sums, new)
 
-        state, (episodes, losses) = lax.fori_loop(0, updates, one, (state, zeros))
+        state, (episodes, losses) = lax.fori_loop(0, updates, body, (state, zeros))
         return state, {**_charts(episodes), **jax.tree.map(lambda x: x / updates, losses)}
 
 
-def _strong(x: Array) -> Array:
-    """The same with a dtype that is no longer up for negotiation.
+def _with_strong_type(x: Array) -> Array:
+    """The same array without JAX's weak type.
 
-    A number that came from Python's would have one, its successor after an update not, and the
-    whole program would be compiled a second time for the difference.
+    An array made from a Python number has a weak type, its successor after an update has not, and
+    the difference would compile the program a second time.
     """
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.asarray(x, x.dtype)
 
 
 def _charts(episodes: Episodes) -> dict[str, Float[Array, ""]]:
-    """NaN where no episode ended."""
+    """Means over the episodes that ended; NaN if none did."""
     extras = {f"charts/{name}": x / episodes.ended for name, x in episodes.extras.items()}
     return {
         "charts/episodic_return": episodes.returns / episodes.ended,
@@ -157,17 +179,6 @@ def _charts(episodes: Episodes) -> dict[str, Float[Array, ""]]:
         "charts/episodes": episodes.ended,
         **extras,
     }
-
-
-__all__ = [
-    "RETURN",
-    "SUCCESS",
-    "Diverged",
-    "config_of",
-    "remember_programs",
-    "resume",
-    "train",
-]
 
 
 def train(
@@ -178,69 +189,85 @@ def train(
     wandb: bool = False,
     ray: str | None = None,
 ) -> Run:
-    """Trains into a new folder; see `TrainConfig`. On Ctrl-C it saves and raises `Stopped`.
+    """Trains a new run to its end.
 
-    `wandb`: the metrics also go to Weights & Biases, now and whenever the run is resumed. `ray`:
-    the actors of a `HostConfig` are on the cluster at this address ("auto" finds it).
+    **Arguments:**
+
+    - `config`: the configuration.
+    - `folder`: a new folder for the run.
+    - `quiet`: no progress on the terminal.
+    - `wandb`: send the metrics to Weights & Biases too, also whenever the run is resumed.
+    - `ray`: for a `HostConfig`, the address of a Ray cluster for the actors; "auto" finds one.
+
+    **Returns:**
+
+    The run. On Ctrl-C or SIGTERM the run is saved and `agalite.system.Stopped` is raised.
     """
     if wandb:
-        wandb_log.check()
-    _only_for_hosts(config, ray)
-    remember_programs()
+        check_wandb()
+    _check_ray(config, ray)
+    enable_compilation_cache()
     if isinstance(config, HostConfig):
         with (
-            contextlib.closing(asynchronous.place_actors(config, ray)) as place,
-            Run.create(folder, config.to_dict()) as run,
+            contextlib.closing(asynchronous.make_actors(config, ray)) as actors,
+            _new_run(config, folder, wandb=wandb, quiet=quiet) as run,
         ):
-            if wandb:
-                wandb_log.mark(run)
-            _announce(run, quiet=quiet)
-            asynchronous.train(run, config, place, resumed=False, quiet=quiet)
+            asynchronous.train(run, config, actors, resumed=False, quiet=quiet)
         return run
     trainer = Trainer(config)
-    with Run.create(folder, config.to_dict()) as run:
-        if wandb:
-            wandb_log.mark(run)
-        _announce(run, quiet=quiet)
+    with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
         run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
-        state = seeds.begin(trainer.begin, config.seed_numbers)
-        _continue(run, trainer, seeds, state, quiet=quiet)
+        state = seeds.init(trainer.init, config.seed_numbers)
+        _train_loop(run, trainer, seeds, state, quiet=quiet)
     return run
-
-
-def _announce(run: Run, *, quiet: bool) -> None:
-    """Only now: whatever was wrong with the configuration or the folder has been said before."""
-    if not quiet:
-        print(f"training into {run.folder}", file=sys.stderr)
 
 
 def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | None = None) -> Run:
-    """Goes on from the newest whole checkpoint, to the same end as if it had never stopped.
+    """Continues a run from its newest checkpoint, to the same end as if it had never stopped.
 
-    Environments of Gymnasium cannot be restored: there it is what was learned that goes on.
+    Gymnasium environments cannot be restored: in a run with them, the weights and the optimizer
+    continue and the environments begin new episodes.
+
+    **Arguments:** `folder` of the run; `quiet` and `ray` as for `train`.
+
+    **Returns:** the run.
     """
-    remember_programs()
+    enable_compilation_cache()
     with Run.open(folder, write=True) as run:
-        config = config_of(run)
-        _only_for_hosts(config, ray)
+        config = load_config(run)
+        _check_ray(config, ray)
         if isinstance(config, HostConfig):
-            with contextlib.closing(asynchronous.place_actors(config, ray)) as place:
-                asynchronous.train(run, config, place, resumed=True, quiet=quiet)
+            with contextlib.closing(asynchronous.make_actors(config, ray)) as actors:
+                asynchronous.train(run, config, actors, resumed=True, quiet=quiet)
             return run
         trainer, seeds = Trainer(config), Seeds(config.seeds)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
-        saved = restored(run, checkpoints, seeds.shapes(trainer.begin, config.seed_numbers))
-        if saved is None:
-            state = seeds.begin(trainer.begin, config.seed_numbers)
-        else:
-            state = seeds.put(saved)
-        if not ended(run, config, state.update, quiet=quiet):
-            _continue(run, trainer, seeds, state, quiet=quiet)
+        init = trainer.init, config.seed_numbers
+        saved = restore_latest(run, checkpoints, seeds.shapes(*init))
+        state = seeds.init(*init) if saved is None else seeds.put(saved)
+        if not already_finished(run, config, state.update, quiet=quiet):
+            _train_loop(run, trainer, seeds, state, quiet=quiet)
     return run
 
 
-def _only_for_hosts(config: TrainConfig | HostConfig, ray: str | None) -> None:
+@contextlib.contextmanager
+def _new_run(
+    config: TrainConfig | HostConfig,
+    folder: str | os.PathLike[str],
+    *,
+    wandb: bool,
+    quiet: bool,
+) -> Iterator[Run]:
+    with Run.create(folder, config.to_dict()) as run:
+        if wandb:
+            enable_wandb(run)
+        if not quiet:
+            print(f"training into {run.folder}", file=sys.stderr)
+        yield run
+
+
+def _check_ray(config: TrainConfig | HostConfig, ray: str | None) -> None:
     if ray is not None and isinstance(config, TrainConfig):
         raise ValueError(
             f"ray={ray!r}: {config.env} is a JAX environment, part of the compiled program; "
@@ -248,38 +275,44 @@ def _only_for_hosts(config: TrainConfig | HostConfig, ray: str | None) -> None:
         )
 
 
-def _continue(run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, quiet: bool) -> None:
+def _train_loop(
+    run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, quiet: bool
+) -> None:
+    """Trains from `state` (a first axis for the seeds) to the end of the run."""
     config = trainer.config
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     advance = seeds.compile(trainer.advance, shared=1, donate=True)
-    done = int(np.asarray(state.update)[0])
-    per_update, total = config.steps_per_update, config.updates
+    done = first = int(np.asarray(state.update)[0])
+    steps_per_update, total = config.steps_per_update, config.updates
     log_every = config.in_updates(config.log_every)
     save_every = config.in_updates(config.checkpoint_every)
     began = time.perf_counter()
-    first = done
     with (
-        MetricsWriter(run, config.seeds, done * per_update, quiet=quiet) as metrics,
-        Bar(total * per_update, done * per_update, quiet=quiet) as bar,
-        asked_to_stop() as asked,
+        MetricsWriter(run, config.seeds, done * steps_per_update, quiet=quiet) as metrics,
+        ProgressBar(total * steps_per_update, done * steps_per_update, quiet=quiet) as bar,
+        stop_signals() as received,
     ):
         while done < total:
-            count = min(log_every - done % log_every, total - done)
+            # To the next multiple of the log interval: a resumed run logs at the same steps.
+            updates = min(log_every - done % log_every, total - done)
             start = time.perf_counter()
-            state, values = advance(state, jnp.int32(count))
-            rows = _rows(values, config.seeds)
-            rate = count * per_update * config.seeds / (time.perf_counter() - start)
-            done += count
-            step = done * per_update
-            refuse_divergence(run, rows, step, checkpoints)
-            metrics.write(step, [{**row, "charts/SPS": rate} for row in rows])
-            bar.update(step, rate, mean(rows))
-            due = done // save_every > (done - count) // save_every
-            if due or done == total or asked:
-                checkpoints.save(step, state, mean(rows).get(RETURN))
-            if asked and done < total:
-                run.log(f"stopped at step {step} by {signal.Signals(asked[0]).name}; all is saved")
-                raise Stopped(asked[0], run.folder)
+            state, values = advance(state, jnp.int32(updates))
+            rows = _rows(values, config.seeds)  # waits for the device
+            seconds = time.perf_counter() - start
+            steps_per_second = updates * steps_per_update * config.seeds / seconds
+            done += updates
+            step = done * steps_per_update
+
+            check_losses(run, rows, step, checkpoints)
+            metrics.write(step, [{**row, "charts/SPS": steps_per_second} for row in rows])
+            bar.update(step, steps_per_second, mean_over_seeds(rows))
+            due = done // save_every > (done - updates) // save_every
+            if due or done == total or received:
+                checkpoints.save(step, state, mean_over_seeds(rows).get(RETURN))
+            if received and done < total:
+                name = signal.Signals(received[0]).name
+                run.log(f"stopped at step {step} by {name}; all is saved")
+                raise Stopped(received[0], run.folder)
     finish(
         run,
         config,
@@ -290,5 +323,6 @@ def _continue(run: Run, trainer: Trainer, seeds: Seeds, state: TrainState, *, qu
 
 
 def _rows(values: dict[str, Any], seeds: int) -> list[dict[str, float]]:
+    """Metrics (seeds,) as a row for each seed."""
     host = {name: np.asarray(x, np.float64) for name, x in values.items()}
     return [{name: float(x[i]) for name, x in host.items()} for i in range(seeds)]
