@@ -1,22 +1,22 @@
-"""The paper's claims beside our numbers: agrees, disagrees, undecided, or not tested.
+"""Verdicts on the paper's claims: agrees, disagrees, undecided, or not tested at this scale.
 
-A test compares means over seeds. It holds if the whole 95% bootstrap interval says so, fails if all
-of it says otherwise, and is undecided in between.
+A test compares means over seeds. It holds if the whole 95% bootstrap interval is on its side, fails
+if the whole interval is on the other side, and is undecided otherwise.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from agalite.studies.declaration import Alike, Between, Claim, Ratio, Select, Test
-from agalite.studies.results import (
-    Results,
+from agalite.studies._wording import join_words
+from agalite.studies.declaration import Alike, Between, Claim, Levels, Ratio, Test
+from agalite.studies.results import Results
+from agalite.studies.statistics import (
     difference_interval,
     probability_of_improvement,
     ratio_interval,
     summarise,
 )
-from agalite.studies.trials import listed
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 NOT_TESTED = "not tested at this scale"
@@ -24,25 +24,30 @@ NOT_TESTED = "not tested at this scale"
 
 @dataclass(frozen=True)
 class Verdict:
+    """What the results say about one claim."""
+
     claim: Claim
     measured: tuple[str, ...]
-    """A sentence for each test."""
+    """A sentence per test: both sides, the comparison and the limits tested."""
     word: str
+    """agrees, disagrees, undecided or not tested at this scale."""
     why: str = ""
+    """Why it is not tested."""
 
 
 def judge(results: Results) -> list[Verdict]:
+    """A verdict on every claim of a study."""
     return [_judge(results, claim) for claim in results.study.claims]
 
 
 def _judge(results: Results, claim: Claim) -> Verdict:
-    found = [_compare(results, test) for test in claim.tests]
-    measured = tuple(words for words, _ in found)
+    compared = [_compare(results, test) for test in claim.tests]
+    measured = tuple(words for words, _ in compared)
     if not claim.tests:
         return Verdict(claim, (), NOT_TESTED, "see the figure")
     if results.scale not in claim.scales:
         return Verdict(claim, measured, NOT_TESTED, f"it is about {_scales(claim.scales)}")
-    words = [word for _, word in found]
+    words = [word for _, word in compared]
     if NOT_TESTED in words:
         return Verdict(claim, measured, NOT_TESTED, "trials are missing, or have one seed")
     word = next((w for w in (DISAGREES, UNDECIDED) if w in words), AGREES)
@@ -50,15 +55,16 @@ def _judge(results: Results, claim: Claim) -> Verdict:
 
 
 def _compare(results: Results, test: Test) -> tuple[str, str]:
+    """What was measured, as a sentence, and the verdict of one test."""
     metric = results.study.metric(test.metric)
-    a = _known(results.values(test.a, metric.column))
+    a = _finite(results.values(test.a, metric.column))
     if isinstance(test, Between):
         if not len(a):
             return _side(results, test.a, a), NOT_TESTED
         s = summarise(a)
         words = f"{_side(results, test.a, a)}; tested: {_limits(test.low, test.high)}"
         return words, _within(s.low, s.high, test.low, test.high, metric.exact or len(a) > 1)
-    b = _known(results.values(test.b, metric.column))
+    b = _finite(results.values(test.b, metric.column))
     words = f"{_side(results, test.a, a)}, {_side(results, test.b, b)}"
     if not len(a) or not len(b):
         return words, NOT_TESTED
@@ -73,9 +79,9 @@ def _compare(results: Results, test: Test) -> tuple[str, str]:
         words += f"; tested: less than {test.within:g} apart"
         return words, _within(low, high, -test.within, test.within, enough)
     p = probability_of_improvement(a, b)
-    better = p if metric.higher else 1 - p
+    better = p if metric.higher_is_better else 1 - p
     words += f"; probability of improvement {better:.2f}"
-    if not metric.higher:
+    if not metric.higher_is_better:
         low, high = -high, -low
     if not enough:
         return words, NOT_TESTED
@@ -92,42 +98,32 @@ def _within(low: float, high: float, least: float, most: float, enough: bool) ->
     return DISAGREES if high < least or low > most else UNDECIDED
 
 
-def _known(values: np.ndarray) -> np.ndarray:
+def _finite(values: np.ndarray) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def _side(results: Results, levels: Select, values: np.ndarray) -> str:
-    """One side of a comparison: its number, or why there is none."""
+def _side(results: Results, levels: Levels, values: np.ndarray) -> str:
+    """One side of a comparison: its mean, or why there is none."""
     if len(values):
         return f"{_name(levels)}: {_number(values)}"
-    declared = _declared(results)
+    declared = results.study.labels_at(results.scale)
     for factor, wanted in levels.items():
         allowed = {wanted} if isinstance(wanted, str) else set(wanted)
-        # What is measured brings levels of its own, of which the declaration knows nothing.
-        if factor in declared and not allowed & declared[factor]:
+        # Measurements add levels that are not declared.
+        if factor in declared and not allowed & set(declared[factor]):
             return f"{_name(levels)}: not part of this scale"
     return f"{_name(levels)}: nothing finished"
 
 
-def _declared(results: Results) -> dict[str, set[str]]:
-    """The levels that there are at this scale, by factor."""
-    found: dict[str, set[str]] = {}
-    for factor in results.study.factors_at(results.scale):
-        for label in factor.levels:
-            for name, part in factor.split(label).items():
-                found.setdefault(name, set()).add(part)
-    return found
-
-
 def _scales(names: tuple[str, ...]) -> str:
-    return f"scale {names[0]}" if len(names) == 1 else f"the scales {listed(names)}"
+    return f"scale {names[0]}" if len(names) == 1 else f"the scales {join_words(names)}"
 
 
 def _limits(low: float, high: float) -> str:
     return f"at least {low:.4g}" if high == np.inf else f"{low:.4g} to {high:.4g}"
 
 
-def _name(levels: Select) -> str:
+def _name(levels: Levels) -> str:
     return " ".join("/".join((v,) if isinstance(v, str) else v) for v in levels.values())
 
 

@@ -1,15 +1,20 @@
-"""`agalite study`: the paper's experiments. Nothing heavy is imported until it is run."""
+"""`agalite study`: the paper's experiments. Heavy modules are imported when a command runs."""
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro.conf
 
 from agalite import extras
 from agalite.system import Stopped, use_devices
+
+if TYPE_CHECKING:
+    from agalite.studies.runner import Executor
+    from agalite.studies.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -37,70 +42,71 @@ class List:
 
 @dataclass(frozen=True)
 class Run:
-    """Run a study's trials: finished ones stay, half-finished ones go on."""
+    """Run the trials of a study: finished ones are kept, unfinished ones are resumed."""
 
     name: tyro.conf.Positional[str]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke (minutes), cpu (an evening on two cores) or paper (a cluster)."""
     jobs: int = 1
-    """Processes on this machine, each with its share of the cores."""
+    """Trials that run at the same time on this machine, each with its share of the cores."""
     ray: str | None = None
-    """Run the trials as tasks of the Ray cluster at this address; auto finds one, or starts one
-    here. Every node must see the folder of --out."""
+    """Run the trials as tasks of the Ray cluster at this address; auto finds a cluster, or starts
+    one on this machine. Every node must see the folder of --out."""
     cpus: float = 1.0
-    """With --ray: cores for each trial."""
+    """With --ray: cores per trial."""
     gpus: float = 0.0
-    """With --ray: GPUs for each trial."""
+    """With --ray: GPUs per trial."""
     out: Path = Path("studies")
-    """Folder for all studies."""
+    """Folder of all studies."""
     only: tuple[str, ...] = ()
-    """Only these levels: --only agent=gru agent=agalite corridor=20."""
+    """Run only trials with these levels: --only agent=gru agent=agalite corridor=20."""
     chosen: Path | None = None
-    """The chosen.json of a sweep's report: each agent gets the settings that it names."""
+    """The chosen.json of a sweep's report, with settings for each agent."""
 
     def run(self) -> None:
         extras.require_training("agalite study run")
         from agalite import validation
         from agalite.studies import runner
+        from agalite.studies._wording import count_of
         from agalite.studies.catalogue import find
         from agalite.studies.declaration import Measurement
-        from agalite.studies.trials import counted, expand, not_chosen
+        from agalite.studies.trials import agents_without_choice, expand
 
         study = find(self.name)
-        validation.integer("jobs", self.jobs, minimum=1)
-        validation.number("cpus", self.cpus, minimum=0.0, above=True)
-        validation.number("gpus", self.gpus, minimum=0.0)
+        validation.check_integer("jobs", self.jobs, minimum=1)
+        validation.check_number("cpus", self.cpus, minimum=0.0, above=True)
+        validation.check_number("gpus", self.gpus, minimum=0.0)
         if self.ray is not None and self.jobs != 1:
             raise ValueError(f"jobs={self.jobs} is for this machine alone; leave it out with ray")
-        chosen = _chosen(self.chosen)
+        chosen = _read_chosen(self.chosen)
         trials = expand(study, self.scale, self.out.absolute(), self.only, chosen)
         notes = []
-        if left_out := not_chosen(trials, chosen):
-            notes.append(f"{self.chosen} does not name {', '.join(left_out)}: default settings")
+        if others := agents_without_choice(trials, chosen):
+            notes.append(f"{self.chosen} does not name {', '.join(others)}: default settings")
         if self.jobs == 1 and self.ray is None:
-            seeds = {trial.seeds for trial in trials if not isinstance(trial.work, Measurement)}
+            seeds = {trial.seeds for trial in trials if not isinstance(trial.kind, Measurement)}
             if len(seeds) == 1:
                 use_devices(None, seeds.pop())
-        print(f"{study.name} at scale {self.scale}: {_standing(trials)}", file=sys.stderr)
+        print(f"{study.name} at scale {self.scale}: {_overview(trials)}", file=sys.stderr)
         for note in notes:
             print(note, file=sys.stderr)
         try:
             outcomes = runner.run(
-                trials, self._placement(), command=runner.command_line(), notes=notes
+                trials, self._executor(), command=runner.command_line(), notes=notes
             )
         except (Stopped, KeyboardInterrupt) as stopped:
             code = stopped.code if isinstance(stopped, Stopped) else 130
             print(
-                f"stopped; every run is saved: {_standing(trials)}\n"
-                f"go on with: {runner.command_line()}",
+                f"stopped; every run is saved: {_overview(trials)}\n"
+                f"resume with: {runner.command_line()}",
                 file=sys.stderr,
             )
             raise SystemExit(code) from None
-        print(f"{_standing(trials)}", file=sys.stderr)
+        print(_overview(trials), file=sys.stderr)
         if busy := sum(outcome.state == "busy" for outcome in outcomes):
             print(
-                f"another process is running {counted(busy, 'trial')} of this study; to see how "
+                f"another process is running {count_of(busy, 'trial')} of this study; to see how "
                 f"far: agalite study status {study.name} --scale {self.scale} --out {self.out}",
                 file=sys.stderr,
             )
@@ -108,55 +114,50 @@ class Run:
         if any(outcome.state in ("failed", "busy") for outcome in outcomes):
             raise SystemExit(1)
 
-    def _placement(self) -> Any:
+    def _executor(self) -> "Executor":
+        from agalite.studies.runner import Inline, Processes, RayTasks
+
         if self.ray is not None:
-            from agalite.studies.runner import OnRay
-
-            return OnRay(self.ray, cpus=self.cpus, gpus=self.gpus)
-        if self.jobs > 1:
-            from agalite.studies.runner import Processes
-
-            return Processes(self.jobs)
-        from agalite.studies.runner import Here
-
-        return Here()
+            return RayTasks(self.ray, cpus=self.cpus, gpus=self.gpus)
+        return Processes(self.jobs) if self.jobs > 1 else Inline()
 
 
 @dataclass(frozen=True)
 class Status:
-    """Say how far each trial of a study is."""
+    """Show the state and progress of each trial of a study."""
 
     name: tyro.conf.Positional[str]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke, cpu or paper."""
     out: Path = Path("studies")
-    """Folder for all studies."""
+    """Folder of all studies."""
 
     def run(self) -> None:
         from agalite.studies.catalogue import find
-        from agalite.studies.trials import expand, progress
+        from agalite.studies.trials import check_format, expand
 
         trials = expand(find(self.name), self.scale, self.out.absolute())
+        check_format(trials[0].home)
         for trial in trials:
             state = trial.state()
-            share = f"{100 * progress(trial):.0f}%" if state == "half-finished" else ""
+            share = f"{100 * trial.progress():.0f}%" if state == "unfinished" else ""
             print(f"{state:<14} {share:>4}  {trial.name}  {trial.failure()}".rstrip())
-        print(_standing(trials))
+        print(_overview(trials))
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write a study's page: figures, tables, the paper's claims beside our numbers."""
+    """Write the page of a study: figures, tables, and verdicts on the paper's claims."""
 
     name: tyro.conf.Positional[str]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke, cpu or paper."""
     out: Path = Path("studies")
-    """Folder for all studies."""
+    """Folder of all studies."""
     to: Path | None = None
-    """Folder for the page and its figures; the study's own if not given."""
+    """Folder for the page and its figures; the study's own folder if not given."""
 
     def run(self) -> None:
         extras.require_training("agalite study report")
@@ -168,7 +169,7 @@ class Report:
         print(f"written to {report.write(study, self.scale, self.out, self.to)}")
 
 
-def _chosen(path: Path | None) -> dict[str, Any] | None:
+def _read_chosen(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
@@ -180,13 +181,14 @@ def _chosen(path: Path | None) -> dict[str, Any] | None:
     return found
 
 
-def _standing(trials: Any) -> str:
-    from agalite.studies.runner import count
-    from agalite.studies.trials import STATES, counted
+def _overview(trials: "Sequence[Trial]") -> str:
+    """How many trials are in which state."""
+    from agalite.studies._wording import count_of
+    from agalite.studies.trials import STATES
 
-    counts = count(trials)
-    words = ", ".join(f"{counts[state]} {state}" for state in STATES if state in counts)
-    return f"{counted(len(trials), 'trial')}: {words}"
+    states = [trial.state() for trial in trials]
+    counts = ", ".join(f"{states.count(x)} {x}" for x in STATES if x in states)
+    return f"{count_of(len(states), 'trial')}: {counts}"
 
 
 COMMANDS = {"list": List, "run": Run, "status": Status, "report": Report}

@@ -1,8 +1,8 @@
-"""What a study is: a declaration, and nothing else. How to run and report it is shared by all.
+"""What a study is: plain data. How studies are run and reported is the same for all of them.
 
-A study varies *factors* over a *base*, at one of three *scales*. A combination of levels is a
-setting; a setting with its seeds is a trial. Settings are written flat, "memory_options.eta": 8.
-Nothing heavy is imported here: `agalite study list` should answer at once.
+A study varies *factors* over *base* settings, at one of three *scales*. One level of every factor
+is a combination; a combination with its seeds is a *trial*. Settings are written flat, for example
+"memory_options.eta": 8. `catalogue/` holds the declarations.
 """
 
 from collections.abc import Mapping
@@ -13,56 +13,67 @@ from agalite import validation
 
 SCALES = ("smoke", "cpu", "paper")
 
-Changes = Mapping[str, Any]
-"""Settings by name: "total_timesteps", "agent.ent_coef", "memory_options.eta"."""
+Settings = Mapping[str, Any]
+"""Values by flat name: "total_timesteps", "agent.ent_coef", "memory_options.eta"."""
+
+Levels = Mapping[str, str | tuple[str, ...]]
+"""Selects results by factor: those with this level, or with one of these levels."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What varies: each level has a label and the settings that make it.
+    """What varies: each level has a label and the settings it stands for.
 
-    Two that depend on each other are one factor, "basis/vectors" with levels like "slots/2"; in
-    figures and on the command line they are two.
+    Two factors that depend on each other are declared as one, "basis/vectors" with labels such as
+    "slots/2". Figures, tables and the command line treat them as two.
     """
 
     name: str
-    levels: Mapping[str, Changes]
+    levels: Mapping[str, Settings]
 
     def split(self, label: str) -> dict[str, str]:
-        """{"basis": "slots", "vectors": "2"}."""
+        """The parts of a label by factor: {"basis": "slots", "vectors": "2"}."""
         return dict(zip(self.name.split("/"), label.split("/"), strict=True))
 
 
-def over(name: str, setting: str, values: tuple[Any, ...]) -> Factor:
-    """A factor that is one setting with several values."""
+def vary(name: str, setting: str, values: tuple[Any, ...]) -> Factor:
+    """A factor that gives one setting several values.
+
+    **Arguments:**
+
+    - `name`: the factor's name.
+    - `setting`: the flat name of the setting.
+    - `values`: one level each.
+
+    **Returns:**
+
+    The factor; its labels are the values as text.
+    """
     return Factor(
-        name, {f"{value:g}" if _real(value) else str(value): {setting: value} for value in values}
+        name,
+        {f"{x:g}" if isinstance(x, float) else str(x): {setting: x} for x in values},
     )
-
-
-def _real(value: Any) -> bool:
-    return isinstance(value, float)
 
 
 @dataclass(frozen=True)
 class Training:
-    """Trials are runs of `agalite train`; the base names an environment ("env")."""
+    """Trials are runs of `agalite train`; the settings name an environment ("env")."""
 
     preset: str = "paper"
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """Trials are runs of `agalite lra`; the base names a task ("task")."""
+    """Trials are runs of `agalite lra`; the settings name a task ("task")."""
 
     preset: str = "paper"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Trials call a function with the settings (and `seeds`) as arguments, by name.
+    """Trials call a function with the settings, and `seeds`, as keyword arguments.
 
-    It returns rows: {"levels": {name: label}, "values": {metric: [one number a repetition]}}.
+    It returns rows: {"levels": {factor: label}, "values": {metric: [one number per repetition]}}.
     """
 
     function: str
@@ -71,69 +82,75 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
+    """How large a study is run."""
+
     seeds: int = 1
-    together: int | None = None
-    """Seeds in one run, and so in one compiled program; None: all of them."""
-    changes: Changes = field(default_factory=dict)
-    size: str = "paper"
-    """Of the models: paper, small or tiny (`sizes.py`)."""
+    """Seeds of every combination of levels."""
+    seeds_per_run: int | None = None
+    """Seeds that share one run, and so one compiled program; None: all of them."""
+    settings: Settings = field(default_factory=dict)
+    """Applied after the study's base settings."""
+    model_size: str = "paper"
+    """Size of the models: paper, small or tiny (`catalogue/agents.py`)."""
     factors: tuple[Factor, ...] = ()
-    """Instead of the study's factors of the same names."""
+    """Replace the study's factors of the same names."""
     note: str = ""
     """What differs from the paper, for the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
+    """A number per seed that the study reports."""
+
     column: str
     """A column of metrics.csv, a list in summary.json ("summary:..."), or a measured value."""
     name: str
-    """For people."""
-    last: int | None = None
-    """Mean over the episodes of so many last steps, though never more than a fifth of the run."""
-    higher: bool = True
-    """Whether more is better."""
+    """What figures and tables call it."""
+    last_steps: int | None = None
+    """Mean over the episodes of this many last steps, at most a fifth of the run; None: a fifth."""
+    higher_is_better: bool = True
     exact: bool = False
-    """A count that is the same every time: one is as good as many."""
+    """Whether it is the same in every repetition, so that one is enough for a verdict."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The levels of `choose` with the best mean, over all other factors, for each of `within`."""
+    """A sweep's rule: for each level of `within`, the levels of `choose` with the best mean."""
 
     choose: tuple[str, ...]
     within: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
-    """The metric against a factor: a line for each level of another, perhaps panels for a third."""
+class LinePlot:
+    """A metric against a factor: a line per level of another, a panel per level of a third."""
 
     x: str
     lines: str
     panels: str | None = None
     metric: str | None = None
-    """A column; the study's first metric if not given."""
+    """The column of a metric; None: the study's first."""
     log: bool = False
-    """Both axes logarithmic."""
+    """Whether both axes are logarithmic."""
     title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Learning curves: a line for each level, a panel for each level of another factor."""
+class LearningCurves:
+    """The first metric against steps: a line per level, a panel per level of another factor."""
 
     lines: str
     panels: str | None = None
     columns: str | None = None
-    """Columns of metrics.csv, with * for any text; a panel for each."""
+    """A pattern with *: instead of `panels`, a panel per matching column of metrics.csv."""
     bins: int = 50
+    """Points per curve."""
     title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
-    """The metric as colour over two factors, a panel for each level of a third."""
+class Heatmap:
+    """The first metric as colour over two factors, a panel per level of a third."""
 
     x: str
     y: str
@@ -141,18 +158,15 @@ class Map:
     title: str = ""
 
 
-Figure = Against | Curves | Map
-
-Select = Mapping[str, str | tuple[str, ...]]
-"""Levels by factor: the settings that have one of them; their mean where there are several."""
+Figure = LinePlot | LearningCurves | Heatmap
 
 
 @dataclass(frozen=True, kw_only=True)
 class Better:
-    """`a` is better than `b`, by `margin` at least."""
+    """`a` is better than `b` by at least `margin`."""
 
-    a: Select
-    b: Select
+    a: Levels
+    b: Levels
     margin: float = 0.0
     metric: str | None = None
 
@@ -161,17 +175,17 @@ class Better:
 class Alike:
     """`a` and `b` differ by less than `within`."""
 
-    a: Select
-    b: Select
+    a: Levels
+    b: Levels
     within: float
     metric: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """`a` lies between two numbers."""
+    """`a` lies between `low` and `high`."""
 
-    a: Select
+    a: Levels
     low: float
     high: float
     metric: str | None = None
@@ -179,10 +193,10 @@ class Between:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """`a` divided by `b` lies between two numbers."""
+    """`a` divided by `b` lies between `low` and `high`."""
 
-    a: Select
-    b: Select
+    a: Levels
+    b: Levels
     low: float
     high: float
     metric: str | None = None
@@ -193,50 +207,68 @@ Test = Better | Alike | Between | Ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence of the paper, and how our numbers can agree or disagree with it."""
+    """A sentence of the paper, and the tests by which results agree or disagree with it."""
 
     says: str
     where: str
+    """The section or figure of the paper."""
     tests: tuple[Test, ...] = ()
-    """All must hold. Without any, the claim is listed, and a reader judges by the figure."""
+    """All must hold. A claim without tests is listed for the reader to judge by the figures."""
     scales: tuple[str, ...] = ("paper",)
-    """Where the tests mean what the paper means; elsewhere the numbers are shown, not judged."""
+    """The scales at which the tests mean what the paper means; at others there is no verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
+    """A question, the trials that answer it, and how the answer is shown."""
+
     name: str
     title: str
     paper: str
     """Where it is in the paper; "ours" if it is not."""
-    work: Training | Supervised | Measurement
+    kind: Training | Supervised | Measurement
+    """What a trial is."""
     factors: tuple[Factor, ...]
-    base: Changes = field(default_factory=dict)
+    base: Settings = field(default_factory=dict)
+    """Settings of every trial, unless a scale or a level changes them."""
     scales: Mapping[str, Scale]
     metrics: tuple[Metric, ...]
+    """The first is the one that figures, selection and claims use unless they name another."""
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
     selection: Selection | None = None
-    bands: str = "standard error"
-    """What the figures shade, and the paper's statistic: standard error, or 95% interval."""
+    error_bands: str = "standard error"
+    """What figures shade: standard error or 95% interval, whichever the paper does."""
     note: str = ""
-    """What a reader should know, at every scale."""
+    """For the report, at every scale."""
 
     def __post_init__(self) -> None:
-        validation.one_of("bands", self.bands, ("standard error", "95% interval"))
+        bands = ("standard error", "95% interval")
+        validation.check_one_of("error_bands", self.error_bands, bands)
         for scale in self.scales:
-            validation.one_of(f"scale of study {self.name}", scale, SCALES)
-
-    def factors_at(self, scale: str) -> tuple[Factor, ...]:
-        instead = {factor.name: factor for factor in self.at(scale).factors}
-        return tuple(instead.get(factor.name, factor) for factor in self.factors)
+            validation.check_one_of(f"scale of study {self.name}", scale, SCALES)
 
     def at(self, scale: str) -> Scale:
-        validation.one_of("scale", scale, self.scales)
+        """The scale of this name; ValueError if the study has none."""
+        validation.check_one_of("scale", scale, self.scales)
         return self.scales[scale]
 
+    def factors_at(self, scale: str) -> tuple[Factor, ...]:
+        """The factors, with those that the scale replaces."""
+        replaced = {factor.name: factor for factor in self.at(scale).factors}
+        return tuple(replaced.get(factor.name, factor) for factor in self.factors)
+
+    def labels_at(self, scale: str) -> dict[str, list[str]]:
+        """The labels of each factor at a scale, in the order of the declaration."""
+        found: dict[str, dict[str, None]] = {}
+        for factor in self.factors_at(scale):
+            for label in factor.levels:
+                for name, part in factor.split(label).items():
+                    found.setdefault(name, {})[part] = None
+        return {name: list(labels) for name, labels in found.items()}
+
     def metric(self, column: str | None) -> Metric:
-        """The one with this column, or the first."""
+        """The metric with this column; None: the first."""
         if column is None:
             return self.metrics[0]
         return next(metric for metric in self.metrics if metric.column == column)

@@ -1,4 +1,4 @@
-"""A study's figures, as SVG for the page and PNG for everything else."""
+"""Draws the figures of a study: SVG for the page, PNG files beside it."""
 
 import io
 import re
@@ -7,309 +7,314 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from agalite.charts import COLOURS, INK, blank, dress, whole_range
-from agalite.studies.declaration import Against, Curves, Figure, Map
-from agalite.studies.results import Results, summarise
+from agalite.charts import COLOURS, INK, new_figure, style_axes, unit_range
+from agalite.studies.declaration import Figure, Heatmap, LearningCurves, LinePlot
+from agalite.studies.results import Results
+from agalite.studies.statistics import Summary, summarise
 from agalite.training.plots import bootstrap_interval
 
 _COLOURS = (*COLOURS, "#999999")
-_MARKS = "osD^vPX*"
-_WIDE, _HIGH = 4.6, 3.1  # inches of a panel
-_ACROSS = 3  # panels in a row
+_MARKERS = "osD^vPX*"
+_PANEL_WIDTH, _PANEL_HEIGHT = 4.6, 3.1  # inches
+_PANELS_PER_ROW = 3
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
+    """A figure as it goes into a report."""
+
     name: str
     title: str
     svg: str
     png: bytes
-    shaded: bool
-    """Whether it shows how sure the means are."""
+    error_bands: bool
+    """Whether it has any."""
 
 
-def draw(results: Results) -> list[Drawn]:
-    """All that there are numbers for."""
+def draw(results: Results) -> list[DrawnFigure]:
+    """Draws every declared figure that there are results for."""
     drawn = []
     for i, figure in enumerate(results.study.figures):
-        name = f"{i + 1}-{type(figure).__name__.lower()}"
-        made = _PAINTERS[type(figure)](results, figure)
-        if made is not None:
-            title = figure.title or _title(results, figure)
-            svg = _svg(made, f"{results.study.name}-{name}")
-            exact = results.study.metrics[0].exact
-            shaded = not isinstance(figure, Map) and not exact
-            drawn.append(Drawn(name, title, svg, _png(made), shaded))
+        function, kind = _KINDS[type(figure)]
+        name = f"{i + 1}-{kind}"
+        canvas = function(results, figure)
+        if canvas is None:
+            continue
+        bands = not isinstance(figure, Heatmap) and not results.study.metrics[0].exact
+        svg = _to_svg(canvas, f"{results.study.name}-{name}")
+        title = figure.title or _default_title(results, figure)
+        drawn.append(DrawnFigure(name, title, svg, _to_png(canvas), bands))
     return drawn
 
 
-def _against(results: Results, figure: Against) -> Any:
+def _draw_line_plot(results: Results, figure: LinePlot) -> Any:
     metric = results.study.metric(figure.metric)
     labels = results.labels(figure.x)
-    panels = _levels(results, figure.panels)
-    if not labels or not _measured(results, metric.column):
+    panels = _panel_labels(results, figure.panels)
+    if not labels or not _has_values(results, metric.column):
         return None
-    numeric = _numbers(labels)
-    at = numeric if numeric is not None else list(range(len(labels)))
-    made, axes = _panels(len(panels))
+    numbers = _as_numbers(labels)
+    positions = numbers if numbers is not None else list(range(len(labels)))
+    canvas, axes = _make_panels(len(panels))
     for panel, ax in zip(panels, axes, strict=False):
         for i, line in enumerate(results.labels(figure.lines)):
-            where = {figure.lines: line, **({figure.panels: panel} if figure.panels else {})}
-            xs, middle, low, high = [], [], [], []
-            for x, label in zip(at, labels, strict=True):
-                values = results.values({**where, figure.x: label}, metric.column)
-                s = summarise(values)
-                if not s.seeds:
-                    continue
-                xs.append(x)
-                middle.append(s.mean)
-                down, up = _band(s, results.study.bands)
-                low.append(down)
-                high.append(up)
-            if not xs:
+            levels = {figure.lines: line, **({figure.panels: panel} if figure.panels else {})}
+            summaries = [
+                summarise(results.values({**levels, figure.x: label}, metric.column))
+                for label in labels
+            ]
+            points = [
+                (x, s.mean, *_error_band(s, results.study.error_bands))
+                for x, s in zip(positions, summaries, strict=True)
+                if s.seeds
+            ]
+            if not points:
                 continue
+            x, middle, low, high = np.array(sorted(points), float).T
             colour = _COLOURS[i % len(_COLOURS)]
-            order = np.argsort(xs)
-            xs, middle, low, high = (np.array(v, float)[order] for v in (xs, middle, low, high))
-            if len(xs) == 1 or numeric is None:  # no line that could have a band
-                ends = [middle - low, high - middle]
-                ax.errorbar(xs, middle, ends, fmt="none", ecolor=colour, alpha=0.6, capsize=3)
+            if len(x) == 1 or numbers is None:  # there is no line that could have a band
+                errors = [middle - low, high - middle]
+                ax.errorbar(x, middle, errors, fmt="none", ecolor=colour, alpha=0.6, capsize=3)
             else:
-                ax.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+                ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
             ax.plot(
-                xs,
+                x,
                 middle,
                 color=colour,
-                marker=_MARKS[i % len(_MARKS)],
+                marker=_MARKERS[i % len(_MARKERS)],
                 markersize=4,
                 linewidth=1.5,
                 label=line,
-                linestyle="-" if numeric else "",
+                linestyle="-" if numbers else "",
             )
-        if numeric is None:
+        if numbers is None:
             tilt = {"rotation": 30, "ha": "right"} if sum(map(len, labels)) > 40 else {}
-            ax.set_xticks(at, labels, **tilt)
+            ax.set_xticks(positions, labels, **tilt)
         elif len(labels) <= 8 and not figure.log:
-            ax.set_xticks(at, labels)
+            ax.set_xticks(positions, labels)
         if figure.log:
             ax.set_xscale("log", base=2)
             ax.set_yscale("log")
-        _dress(ax, _words(figure.x), metric.name, _panel(figure.panels, panel))
-        _rate(ax, metric.name)
-    _legend(made, axes)
-    return made
+        title = _panel_title(figure.panels, panel)
+        _style(ax, _to_words(figure.x), metric.name, title, rate=_is_rate(metric.name))
+    _add_legend(canvas, axes)
+    return canvas
 
 
-def _curves(results: Results, figure: Curves) -> Any:
-    column = results.study.metrics[0].column
+def _draw_learning_curves(results: Results, figure: LearningCurves) -> Any:
+    # Of each panel: its title, the levels it selects, the column it shows.
     if figure.columns:
         names = results.columns(figure.columns)
-        panels = [(name.rsplit("/", 1)[-1].replace("_", " "), {}, name) for name in names]
+        panels = [(_to_words(name.rsplit("/", 1)[-1]), {}, name) for name in names]
     else:
+        column = results.study.metrics[0].column
         panels = [
-            (_panel(figure.panels, p), {figure.panels: p} if figure.panels else {}, column)
-            for p in _levels(results, figure.panels)
+            (
+                _panel_title(figure.panels, label),
+                {figure.panels: label} if figure.panels else {},
+                column,
+            )
+            for label in _panel_labels(results, figure.panels)
         ]
     if not panels or not results.points:
         return None
-    made, axes = _panels(len(panels), small=len(panels) > 9)
-    some = False
-    for (title, where, name), ax in zip(panels, axes, strict=False):
+    canvas, axes = _make_panels(len(panels), small=len(panels) > 9)
+    empty = True
+    for (title, levels, column), ax in zip(panels, axes, strict=False):
         for i, line in enumerate(results.labels(figure.lines)):
-            found = results.curve({**where, figure.lines: line}, name, figure.bins)
+            found = results.curve({**levels, figure.lines: line}, column, figure.bins)
             if found is None:
                 continue
-            steps, seeds = found
-            some = True
-            _curve(ax, steps, seeds, _COLOURS[i % len(_COLOURS)], line, results.study.bands)
-        _steps_axis(ax)
-        label = _words(name.rsplit("/", 1)[-1])
-        _dress(ax, "environment steps", "" if figure.columns else label, title)
-        _rate(ax, label)
-    _legend(made, axes)
-    return made if some else None
+            empty = False
+            colour = _COLOURS[i % len(_COLOURS)]
+            _draw_curve(ax, *found, colour, line, results.study.error_bands)
+        _format_steps(ax)
+        label = _to_words(column.rsplit("/", 1)[-1])
+        y = "" if figure.columns else label
+        _style(ax, "environment steps", y, title, rate=_is_rate(label))
+    _add_legend(canvas, axes)
+    return None if empty else canvas
 
 
-def _curve(ax: Any, steps: Any, seeds: Any, colour: str, label: str, bands: str) -> None:
-    several = len(seeds) > 1
-    if several and len(seeds) <= 5:
-        for seed in seeds:
-            ax.plot(steps, seed, color=colour, linewidth=0.6, alpha=0.3)
-    known = np.isfinite(seeds).all(0)
-    dots = {"marker": "o", "markersize": 3} if known.sum() == 1 else {}
-    at, values = steps[known], seeds[:, known]
-    if several and len(at):
+def _draw_curve(
+    ax: Any,
+    steps: Float[np.ndarray, " bins"],
+    curves: Float[np.ndarray, "seeds bins"],
+    colour: str,
+    label: str,
+    error_bands: str,
+) -> None:
+    """The mean over seeds with its band, where every seed has a value; few seeds are drawn too."""
+    several = len(curves) > 1
+    if several and len(curves) <= 5:
+        for curve in curves:
+            ax.plot(steps, curve, color=colour, linewidth=0.6, alpha=0.3)
+    known = np.isfinite(curves).all(0)
+    marker = {"marker": "o", "markersize": 3} if known.sum() == 1 else {}
+    x, values = steps[known], curves[:, known]
+    if several and len(x):
         mean = values.mean(0)
-        if bands == "standard error":
+        if error_bands == "standard error":
             half = values.std(0, ddof=1) / np.sqrt(len(values))
             low, high = mean - half, mean + half
         else:
             low, high = bootstrap_interval(values)
-        ax.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0)
-    ax.plot(at, values.mean(0), color=colour, linewidth=1.7, label=label, **dots)
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    ax.plot(x, values.mean(0), color=colour, linewidth=1.7, label=label, **marker)
 
 
-def _map(results: Results, figure: Map) -> Any:
+def _draw_heatmap(results: Results, figure: Heatmap) -> Any:
     from matplotlib.colors import LogNorm
 
     metric = results.study.metrics[0]
     xs, ys = results.labels(figure.x), results.labels(figure.y)
-    panels = _levels(results, figure.panels)
+    panels = _panel_labels(results, figure.panels)
     if not xs or not ys:
         return None
-    grids = []
-    for panel in panels:
-        where = {figure.panels: panel} if figure.panels else {}
-        grids.append(
-            [
-                [
-                    summarise(
-                        results.values({**where, figure.x: x, figure.y: y}, metric.column)
-                    ).mean
-                    for x in xs
-                ]
-                for y in ys
-            ]
-        )
-    grids = np.array(grids, float)
+
+    def mean(panel: str, x: str, y: str) -> float:
+        levels = {figure.panels: panel} if figure.panels else {}
+        return summarise(results.values({**levels, figure.x: x, figure.y: y}, metric.column)).mean
+
+    grids = np.array([[[mean(panel, x, y) for x in xs] for y in ys] for panel in panels], float)
     positive = grids[np.isfinite(grids) & (grids > 0)]
     if not len(positive):
         return None
     norm = LogNorm(max(positive.min(), positive.max() * 1e-4), positive.max())
-    made, axes = _panels(len(panels))
-    shown: Any = None
+    canvas, axes = _make_panels(len(panels))
+    mesh: Any = None
     for panel, grid, ax in zip(panels, grids, axes, strict=False):
-        shown = ax.pcolormesh(np.clip(grid, norm.vmin, None), norm=norm, cmap="viridis")
-        ax.set_xticks(np.arange(len(xs))[_some(xs)] + 0.5, np.array(xs)[_some(xs)])
-        ax.set_yticks(np.arange(len(ys))[_some(ys)] + 0.5, np.array(ys)[_some(ys)])
-        _dress(ax, _words(figure.x), _words(figure.y), _panel(figure.panels, panel))
+        mesh = ax.pcolormesh(np.clip(grid, norm.vmin, None), norm=norm, cmap="viridis")
+        for labels, set_ticks in ((xs, ax.set_xticks), (ys, ax.set_yticks)):
+            some = slice(None, None, max(1, -(-len(labels) // 10)))  # about ten ticks
+            set_ticks(np.arange(len(labels))[some] + 0.5, np.array(labels)[some])
+        title = _panel_title(figure.panels, panel)
+        _style(ax, _to_words(figure.x), _to_words(figure.y), title)
         ax.grid(False)
-    made.colorbar(shown, ax=list(axes), label=metric.name, shrink=0.9)
-    return made
+    canvas.colorbar(mesh, ax=list(axes), label=metric.name, shrink=0.9)
+    return canvas
 
 
-_PAINTERS: dict[type, Callable[[Results, Any], Any]] = {
-    Against: _against,
-    Curves: _curves,
-    Map: _map,
+_KINDS: dict[type, tuple[Callable[[Results, Any], Any], str]] = {
+    LinePlot: (_draw_line_plot, "line-plot"),
+    LearningCurves: (_draw_learning_curves, "learning-curves"),
+    Heatmap: (_draw_heatmap, "heatmap"),
 }
 
 
-def _some(labels: Sequence[str]) -> slice:
-    return slice(None, None, max(1, -(-len(labels) // 10)))
-
-
-def _levels(results: Results, factor: str | None) -> list[str]:
+def _panel_labels(results: Results, factor: str | None) -> list[str]:
     return results.labels(factor) if factor else [""]
 
 
-def _panel(factor: str | None, label: str) -> str:
-    """A number alone says little: "corridor 20"."""
-    return f"{_words(factor or '')} {label}" if _numbers([label]) is not None else label
+def _panel_title(factor: str | None, label: str) -> str:
+    """The label; a number is given its factor, as in "corridor 20"."""
+    return f"{_to_words(factor or '')} {label}" if _as_numbers([label]) is not None else label
 
 
-def _measured(results: Results, column: str) -> bool:
+def _has_values(results: Results, column: str) -> bool:
     return any(np.isfinite(p.values.get(column, np.zeros(0))).any() for p in results.points)
 
 
-def _band(s: Any, bands: str) -> tuple[float, float]:
-    if s.seeds < 2:
-        return s.mean, s.mean
-    if bands == "standard error":
-        return s.mean - s.error, s.mean + s.error
-    return s.low, s.high
+def _error_band(summary: Summary, error_bands: str) -> tuple[float, float]:
+    if summary.seeds < 2:
+        return summary.mean, summary.mean
+    if error_bands == "standard error":
+        return summary.mean - summary.standard_error, summary.mean + summary.standard_error
+    return summary.low, summary.high
 
 
-def _numbers(labels: Sequence[str]) -> list[float] | None:
+def _as_numbers(labels: Sequence[str]) -> list[float] | None:
     try:
         return [float(label) for label in labels]
     except ValueError:
         return None
 
 
-def _panels(count: int, *, small: bool = False) -> tuple[Any, list[Any]]:
-    across = min(count, 6 if small else _ACROSS)
-    down = -(-count // across)
-    wide, high = (2.4, 1.8) if small else (_WIDE, _HIGH)
+def _make_panels(count: int, *, small: bool = False) -> tuple[Any, list[Any]]:
+    columns = min(count, 6 if small else _PANELS_PER_ROW)
+    rows = -(-count // columns)
+    width, height = (2.4, 1.8) if small else (_PANEL_WIDTH, _PANEL_HEIGHT)
     if count == 1:
-        wide, high = 6.4, 4.0
-    made = blank(across * wide, down * high + 0.5)
-    axes = list(np.atleast_1d(made.subplots(down, across)).ravel())
+        width, height = 6.4, 4.0
+    canvas = new_figure(columns * width, rows * height + 0.5)
+    axes = list(np.atleast_1d(canvas.subplots(rows, columns)).ravel())
     for ax in axes[count:]:
         ax.set_axis_off()
-    return made, axes[:count]
+    return canvas, axes[:count]
 
 
-def _dress(ax: Any, x: str, y: str, title: str) -> None:
+def _style(ax: Any, x: str, y: str, title: str, *, rate: bool = False) -> None:
     ax.set_xlabel(x, color=INK, fontsize=9)
     ax.set_ylabel(y, color=INK, fontsize=9)
     if title:
         ax.set_title(title, color=INK, fontsize=10)
-    dress(ax, size=8)
+    style_axes(ax, size=8)
+    if rate:
+        unit_range(ax)
 
 
-def _rate(ax: Any, name: str) -> None:
-    if name.startswith("success"):
-        whole_range(ax)
+def _is_rate(name: str) -> bool:
+    return name.startswith("success")
 
 
-def _steps_axis(ax: Any) -> None:
+def _format_steps(ax: Any) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _legend(made: Any, axes: Sequence[Any]) -> None:
+def _add_legend(canvas: Any, axes: Sequence[Any]) -> None:
+    """One legend above all panels, with as many columns as fit."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
-        # As many side by side as there is room for.
-        room = int(made.get_figwidth() * 13) // (max(map(len, found)) + 8)
-        made.legend(
+        columns = int(canvas.get_figwidth() * 13) // (max(map(len, found)) + 8)
+        canvas.legend(
             list(found.values()),
             list(found),
             loc="outside upper center",
-            ncols=max(1, min(len(found), room)),
+            ncols=max(1, min(len(found), columns)),
             frameon=False,
             labelcolor=INK,
             fontsize=9,
         )
 
 
-def _title(results: Results, figure: Figure) -> str:
+def _default_title(results: Results, figure: Figure) -> str:
     metric = results.study.metrics[0].name
-    if isinstance(figure, Against):
+    if isinstance(figure, LinePlot):
         metric = results.study.metric(figure.metric).name
-        return f"{metric} against {_words(figure.x)}"
-    if isinstance(figure, Map):
-        return f"{metric} over {_words(figure.x)} and {_words(figure.y)}"
+        return f"{metric} against {_to_words(figure.x)}"
+    if isinstance(figure, Heatmap):
+        return f"{metric} over {_to_words(figure.x)} and {_to_words(figure.y)}"
     return "learning curves" + (f" of {figure.columns}" if figure.columns else "")
 
 
-def _words(name: str) -> str:
+def _to_words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _svg(made: Any, salt: str) -> str:
+def _to_svg(canvas: Any, salt: str) -> str:
     import matplotlib
 
-    # Text stays text, for small files that can be searched; names differ between figures, as all
-    # of them are in one page.
+    # Text stays text, which is small and can be searched. The salt makes the identifiers of
+    # different figures differ: all of them are in one page.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt}
-    drawn = io.StringIO()
+    buffer = io.StringIO()
     with matplotlib.rc_context(settings):
-        made.savefig(drawn, format="svg", metadata={"Date": None})
-    text = drawn.getvalue()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    # Groups are numbered alike in every figure, and nothing refers to them.
+    # Groups have the same identifiers in every figure, and nothing refers to them.
     return re.sub(r'<g id="[^"]*"', "<g", text)
 
 
-def _png(made: Any) -> bytes:
-    drawn = io.BytesIO()
-    made.savefig(drawn, format="png", dpi=130)
-    return drawn.getvalue()
+def _to_png(canvas: Any) -> bytes:
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()

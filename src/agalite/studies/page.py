@@ -1,17 +1,18 @@
-"""The report as one HTML file: nothing is fetched from anywhere, the figures are inside."""
+"""The report of a study as one HTML file that contains its figures and fetches nothing."""
 
-import html
 import json
 import math
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
+from agalite.studies._wording import count_of, duration, join_words
 from agalite.studies.claims import Verdict
 from agalite.studies.declaration import Measurement, Study
-from agalite.studies.figures import Drawn
-from agalite.studies.results import Choice, Results, probability_of_improvement, summarise
-from agalite.studies.runner import in_words
-from agalite.studies.trials import STATES, counted, listed
+from agalite.studies.figures import DrawnFigure
+from agalite.studies.results import Choice, Results
+from agalite.studies.statistics import probability_of_improvement, summarise
+from agalite.studies.trials import STATES
 from agalite.system import commit
 
 _STYLE = """
@@ -62,25 +63,26 @@ for (const th of document.querySelectorAll("table.sortable th")) {
 """
 
 
-def page(
+def render_page(
     results: Results,
-    figures: Sequence[Drawn],
+    figures: Sequence[DrawnFigure],
     verdicts: Sequence[Verdict],
     choices: Sequence[Choice],
     commands: Sequence[str],
 ) -> str:
+    """The HTML text of a report; `commands` make the results and the report again."""
     study = results.study
     parts = [
-        f"<h1>{_e(study.title)}</h1>",
-        f'<p class="faint">Study <b>{_e(study.name)}</b> at scale <b>{_e(results.scale)}</b>. '
-        f"In the paper: {_e(study.paper)}.</p>",
-        _standing(results),
-        *(f"<p>{_e(note)}</p>" for note in (study.note, study.at(results.scale).note) if note),
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="faint">Study <b>{escape(study.name)}</b> at scale '
+        f"<b>{escape(results.scale)}</b>. In the paper: {escape(study.paper)}.</p>",
+        _overview(results),
+        *(f"<p>{escape(note)}</p>" for note in (study.note, study.at(results.scale).note) if note),
         "<h2>Figures</h2>" if figures else "",
         *(
-            f'<figure id="figure-{_e(d.name)}">{d.svg}<figcaption>{_e(d.title)}'
-            f"{_shaded(study, d)}</figcaption></figure>"
-            for d in figures
+            f'<figure id="figure-{escape(figure.name)}">{figure.svg}'
+            f"<figcaption>{escape(figure.title)}{_caption(study, figure)}</figcaption></figure>"
+            for figure in figures
         ),
         _claims(results, verdicts),
         _choices(study, choices),
@@ -95,27 +97,29 @@ def page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{_e(study.name)} ({_e(results.scale)})</title><style>{_STYLE}</style></head>\n"
-        f"<body>\n{body}\n<script>{_SCRIPT}</script></body></html>\n"
+        f"<title>{escape(study.name)} ({escape(results.scale)})</title>"
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n<script>{_SCRIPT}</script></body></html>\n"
     )
 
 
-def _standing(results: Results) -> str:
+def _overview(results: Results) -> str:
     states = [results.state(trial) for trial in results.trials]
     counts = {state: states.count(state) for state in STATES if states.count(state)}
     words = ", ".join(f"{n} {state}" for state, n in counts.items())
     seconds = sum(session["seconds"] for session in results.sessions)
     return (
-        f"<p>{counted(len(states), 'trial')}: {words}. "
-        f"Wall time of all sessions: {in_words(seconds)}.</p>"
+        f"<p>{count_of(len(states), 'trial')}: {words}. "
+        f"Wall time of all sessions: {duration(seconds)}.</p>"
     )
 
 
-def _shaded(study: Study, figure: Drawn) -> str:
-    if not figure.shaded:
+def _caption(study: Study, figure: DrawnFigure) -> str:
+    """What the lines and the shaded bands are."""
+    if not figure.error_bands:
         return "." if study.metrics[0].exact else "; means over seeds."
-    what = "the standard error" if study.bands == "standard error" else "a 95% bootstrap interval"
-    return f"; lines are means over seeds, shaded is {what}."
+    standard_error = study.error_bands == "standard error"
+    bands = "the standard error" if standard_error else "a 95% bootstrap interval"
+    return f"; lines are means over seeds, bands are {bands}."
 
 
 def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
@@ -124,13 +128,13 @@ def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
     rows = []
     for v in verdicts:
         word = v.word.split()[0]
-        why = f'<br><span class="faint">{_e(v.why)}</span>' if v.why else ""
-        measured = "<br>".join(map(_e, v.measured)) or "-"
+        why = f"<br>{_faint(v.why)}" if v.why else ""
+        measured = "<br>".join(map(escape, v.measured)) or "-"
         rows.append(
             [
-                _Cell(f"{_e(v.claim.says)}<br><span class='faint'>{_e(v.claim.where)}</span>"),
+                _Cell(f"{escape(v.claim.says)}<br>{_faint(v.claim.where)}"),
                 _Cell(measured),
-                _Cell(f'<span class="word {word}">{_e(v.word)}</span>{why}'),
+                _Cell(f'<span class="word {word}">{escape(v.word)}</span>{why}'),
             ]
         )
     heads = ["what the paper says", "what we measured", "verdict"]
@@ -138,15 +142,15 @@ def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
 
 
 def _intervals(results: Results) -> str:
-    """What the numbers in brackets are, where there are any: a count has none."""
+    """Explains the numbers in brackets, which exact metrics do not have."""
     inexact = [metric.column for metric in results.study.metrics if not metric.exact]
     many = any(len(point.values.get(name, ())) > 1 for point in results.points for name in inexact)
     if not many:
         return ""
-    over = "repetitions" if isinstance(results.study.work, Measurement) else "seeds"
+    over = "repetitions" if isinstance(results.study.kind, Measurement) else "seeds"
     return (
-        f'<p class="faint">Means with 95% bootstrap intervals over {over}. A claim is agreed or '
-        "disagreed with only if the whole interval says so.</p>"
+        f'<p class="faint">Means with 95% bootstrap intervals over {over}. The verdict is agrees '
+        "or disagrees only if the whole interval is on one side.</p>"
     )
 
 
@@ -154,26 +158,27 @@ def _choices(study: Study, choices: Sequence[Choice]) -> str:
     if not choices or study.selection is None:
         return ""
     metric, rule = study.metrics[0], study.selection
+    best = "highest" if metric.higher_is_better else "lowest"
     words = (
         f"For each {_factors(rule.within)}: the {_factors(rule.choose)} with the "
-        f"{'highest' if metric.higher else 'lowest'} mean of {metric.name}, over all seeds and all "
-        "other factors. A seed in which no episode ended makes a setting the last to be chosen."
+        f"{best} mean of {metric.name}, over all seeds and all other factors. "
+        "A candidate with a seed in which no episode ended is chosen last."
     )
     rows = [
         [
-            _Cell(_e(", ".join(c.within.values()))),
-            _Cell(_e(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
+            _Cell(escape(", ".join(c.within.values()))),
+            _Cell(escape(", ".join(f"{k} = {v}" for k, v in c.chosen.items()))),
             _number(c.mean),
-            _number(c.of),
+            _number(c.candidates),
         ]
         for c in choices
     ]
-    heads = ["for", "chosen", "its mean", "of so many"]
-    return f"<h2>What the sweep chooses</h2><p>{_e(words)}</p>" + _table(heads, rows, "choices")
+    heads = ["for", "chosen", "its mean", "candidates"]
+    return f"<h2>What the sweep chooses</h2><p>{escape(words)}</p>" + _table(heads, rows, "choices")
 
 
 def _factors(names: Sequence[str]) -> str:
-    return listed([name.replace("_", " ") for name in names])
+    return join_words([name.replace("_", " ") for name in names])
 
 
 def _numbers(results: Results) -> str:
@@ -196,7 +201,7 @@ def _numbers(results: Results) -> str:
     ]
     rows = []
     for point in results.points:
-        row = [_Cell(_e(point.levels.get(name, ""))) for name in factors]
+        row = [_Cell(escape(point.levels.get(name, ""))) for name in factors]
         values = [point.values.get(m.column) for m in metrics]
         row.append(_number(max((len(v) for v in values if v is not None), default=0)))
         for metric, v in zip(metrics, values, strict=True):
@@ -208,14 +213,15 @@ def _numbers(results: Results) -> str:
                 row.append(_number(s.mean))
                 continue
             interval = f"{s.low:.4g} to {s.high:.4g}" if s.seeds > 1 else ""
-            row += [_number(s.mean), _number(s.error), _Cell(interval, s.low), _number(s.middle)]
+            row += [_number(s.mean), _number(s.standard_error), _Cell(interval, s.low)]
+            row.append(_number(s.interquartile_mean))
         row += [_number(point.summary.get(f)) for f in facts]
         rows.append(row)
     return "<h2>Results</h2>" + _table([*heads, *facts], rows, "results") + _shortened(results)
 
 
 def _shortened(results: Results) -> str:
-    """Over how many steps was averaged, where the metric's name says more than the runs have."""
+    """The number of steps averaged over, where runs are too short for the metric's own number."""
     parts = []
     for metric in results.study.metrics:
         steps = {p.shortened[metric.column] for p in results.points if metric.column in p.shortened}
@@ -223,14 +229,14 @@ def _shortened(results: Results) -> str:
             low, high = min(steps), max(steps)
             how_many = f"{low:,}" if low == high else f"{low:,} to {high:,}"
             parts.append(
-                f'<p class="faint">{_e(metric.name)}: these runs are short, so it is averaged over '
-                f"their last {how_many} steps (never more than the last fifth of a run).</p>"
+                f'<p class="faint">{escape(metric.name)}: these runs are short, so it is averaged '
+                f"over their last {how_many} steps (never more than the last fifth of a run).</p>"
             )
     return "".join(parts)
 
 
 def _improvement(results: Results) -> str:
-    """For every pair of the first factor's levels, all other factors alike."""
+    """The probability of improvement for each pair of levels of the first factor."""
     metric, factor = results.study.metrics[0], results.study.factors[0].name.split("/")[0]
     labels = results.labels(factor)
     values = {label: results.values({factor: label}, metric.column) for label in labels}
@@ -242,16 +248,13 @@ def _improvement(results: Results) -> str:
     for a, x in values.items():
         cells = []
         for b, y in values.items():
-            p = (
-                probability_of_improvement(x, y)
-                if metric.higher
-                else (probability_of_improvement(y, x))
-            )
+            better, worse = (x, y) if metric.higher_is_better else (y, x)
+            p = probability_of_improvement(better, worse)
             cells.append(_Cell("") if a == b else _number(round(p, 3)))
-        rows.append([_Cell(_e(a)), *cells])
+        rows.append([_Cell(escape(a)), *cells])
     return (
         "<h2>Probability of improvement</h2>"
-        f"<p>That a seed of the row is better than a seed of the column, by {_e(metric.name)} "
+        f"<p>That a seed of the row is better than a seed of the column, by {escape(metric.name)} "
         "(mean over the other factors).</p>" + _table(["", *values], rows, "improvement")
     )
 
@@ -260,7 +263,7 @@ def _failures(results: Results) -> str:
     failed = results.failures()
     if not failed:
         return ""
-    rows = [[_Cell(_e(name)), _Cell(_e(why))] for name, why in failed.items()]
+    rows = [[_Cell(escape(name)), _Cell(escape(why))] for name, why in failed.items()]
     return "<h2>Failures</h2>" + _table(["trial", "error"], rows, "failures")
 
 
@@ -272,10 +275,10 @@ def _settings(results: Results) -> str:
         path = trial.folder / "config.json"
         source = path if path.exists() else trial.rows_path
         text = json.loads(source.read_text())
-        text = text.get("asked", text)
+        text = text.get("requested", text)
         parts.append(
-            f"<details><summary>{_e(trial.name)}</summary>"
-            f"<pre>{_e(json.dumps(text, indent=1))}</pre></details>"
+            f"<details><summary>{escape(trial.name)}</summary>"
+            f"<pre>{escape(json.dumps(text, indent=1))}</pre></details>"
         )
     return "<h2>Every setting</h2>" + "".join(parts) if parts else ""
 
@@ -283,33 +286,33 @@ def _settings(results: Results) -> str:
 def _sessions(results: Results, commands: Sequence[str]) -> str:
     rows = [
         [
-            _Cell(_e(s["began"])),
+            _Cell(escape(s["started"])),
             _Cell(_command(s)),
             _number(s["seconds"]),
             _number(len(s["trials"])),
-            _Cell(_e(s.get("commit") or "")),
-            _Cell(_e(_machine(s["machine"]))),
-            _Cell(_e(", ".join(f"{k} {v}" for k, v in s["versions"].items()))),
+            _Cell(escape(s.get("commit") or "")),
+            _Cell(escape(_machine(s["machine"]))),
+            _Cell(escape(", ".join(f"{k} {v}" for k, v in s["versions"].items()))),
         ]
         for s in results.sessions
     ]
-    heads = ["began", "command", "seconds", "trials", "commit", "machine", "versions"]
+    heads = ["started", "command", "seconds", "trials", "commit", "machine", "versions"]
     again = "\n".join(commands)
     now = commit()
-    by = f"<p>This page was written at commit {_e(now)} of agalite.</p>" if now else ""
+    by = f"<p>This page was written at commit {escape(now)} of agalite.</p>" if now else ""
     return (
         f"<h2>How it was run</h2>{_table(heads, rows, 'sessions')}{by}"
-        f"<p>To do it again:</p><pre>{_e(again)}</pre>"
+        f"<p>To do it again:</p><pre>{escape(again)}</pre>"
     )
 
 
 def _command(session: dict[str, Any]) -> str:
-    """With what a reader should know of it."""
+    """The command of a session, with its notes."""
     notes = list(session.get("notes", ()))
-    if not session.get("over", True):
-        notes.append("at work, or killed: it has not written its end")
-    faint = "".join(f'<br><span class="faint">{_e(note)}</span>' for note in notes)
-    return f"<code>{_e(session['command'])}</code>{faint}"
+    if not session.get("ended", True):
+        notes.append("running, or killed: its end was not recorded")
+    faint = "".join(f"<br>{_faint(note)}" for note in notes)
+    return f"<code>{escape(session['command'])}</code>{faint}"
 
 
 def _machine(facts: dict[str, Any]) -> str:
@@ -319,8 +322,12 @@ def _machine(facts: dict[str, Any]) -> str:
     )
 
 
+def _faint(text: str) -> str:
+    return f'<span class="faint">{escape(text)}</span>'
+
+
 class _Cell:
-    """What is shown, and what it is sorted by."""
+    """A cell of a table: its HTML, and the value that it is sorted by."""
 
     def __init__(self, text: str, value: float | None = None, *, number: bool = False) -> None:
         self.text, self.value, self.number = text, value, number
@@ -338,7 +345,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]], name: str) -> 
     long = " long" if len(rows) > 15 else ""
     right = [any(row[i].number for row in rows) for i in range(len(heads))]
     head = "".join(
-        f"<th{' class=number' if r else ''}>{_e(h)}</th>" for h, r in zip(heads, right, strict=True)
+        f"<th{' class=number' if r else ''}>{escape(h)}</th>"
+        for h, r in zip(heads, right, strict=True)
     )
     lines = []
     for row in rows:
@@ -350,7 +358,3 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]], name: str) -> 
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>'
     return f'<div class="wide{long}">{table}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text))

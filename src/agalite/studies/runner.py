@@ -1,447 +1,392 @@
-"""Running a study: what is finished stays, what is half-finished goes on, the rest is begun."""
+"""Runs the trials of a study: finished ones are skipped, unfinished ones resumed, others started.
+
+`run` is the scheduling loop. An `Executor` decides where trials run: `Inline` in this process,
+`Processes` in several on this machine, `RayTasks` on a Ray cluster.
+"""
 
 import contextlib
 import multiprocessing
 import os
 import platform
-import queue
 import shlex
 import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import Any, Protocol
 
 from agalite import files
+from agalite.studies.progress import ProgressDisplay
 from agalite.studies.trials import (
     Damaged,
     Outcome,
     Trial,
-    check,
-    counted,
-    perform,
-    progress,
+    check_format,
+    check_settings,
     record_failure,
+    run_trial,
+    write_format,
 )
 from agalite.system import Stopped, commit, processor, versions
-from agalite.training.asynchronous.ray import connect, import_ray, own_paths, require_cluster
-
-# --- Where trials are run: in this process, in several on this machine (`workers.py`), or on a Ray
-
-Begun = Callable[[Trial], None]
-
-
-class Placement(Protocol):
-    def run(self, trials: Sequence[Trial], begun: Begun) -> Iterator[Outcome]: ...
-
-
-class Here:
-    """One after the other, in this process: JAX starts once."""
-
-    def run(self, trials: Sequence[Trial], begun: Begun) -> Iterator[Outcome]:
-        for trial in trials:
-            begun(trial)
-            outcome = perform(trial)
-            yield outcome
-            if outcome.state == "stopped":
-                return
-
-
-# --- Trials in several processes on this machine, each with its share of the cores ----------------
-
-_POLL = 0.5  # seconds between two looks at whether somebody wants us to stop
-
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: Connection
-    trial: Trial | None = None
-
-
-class Processes:
-    """`jobs` workers. When somebody asks to stop, each saves its run and goes."""
-
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
-        # Not forked: JAX has threads, and a copy of them would hang.
-        self._context = multiprocessing.get_context("spawn")
-
-    def run(self, trials: Sequence[Trial], begun: Begun) -> Iterator[Outcome]:
-        from agalite.training.session import asked_to_stop
-
-        waiting = deque(trials)
-        jobs = max(1, min(self._jobs, len(waiting)))
-        with asked_to_stop() as asked:
-            workers = [self._start(i, jobs) for i in range(jobs)]
-            try:
-                told = False
-                while True:
-                    if asked and not told:
-                        told = True
-                        waiting.clear()
-                        for worker in workers:
-                            if worker.trial is not None:
-                                _signal(worker.process, signal.SIGTERM)
-                    for worker in workers:
-                        if worker.trial is None and waiting:
-                            worker.trial = waiting.popleft()
-                            begun(worker.trial)
-                            with contextlib.suppress(OSError):  # gone; found out below
-                                worker.connection.send(worker.trial)
-                    busy = [worker for worker in workers if worker.trial is not None]
-                    if not busy:
-                        break
-                    ready = wait([worker.connection for worker in busy], _POLL)
-                    for i, worker in enumerate(workers):
-                        if worker.trial is not None and worker.connection in ready:
-                            yield self._receive(worker, asked)
-                            if not worker.process.is_alive():
-                                _end(worker)
-                                workers[i] = self._start(i, jobs)
-                if asked:
-                    yield Outcome("", "stopped", 0.0, signal=asked[0])
-            finally:
-                for worker in workers:
-                    _end(worker)
-
-    def _start(self, i: int, jobs: int) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, i, jobs))
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
-
-    def _receive(self, worker: _Worker, asked: list[int]) -> Outcome:
-        trial = worker.trial
-        assert trial is not None
-        worker.trial = None
-        try:
-            outcome: Outcome = worker.connection.recv()
-        except (EOFError, OSError):
-            worker.process.join(10)
-            if asked:
-                return Outcome(trial.name, "stopped", 0.0, signal=asked[0])
-            message = f"the process that ran it died ({_ending(worker.process.exitcode)})"
-            record_failure(trial, message)
-            return Outcome(trial.name, "failed", 0.0, message)
-        if asked and outcome.state == "stopped":  # by us, because of that
-            name = signal.Signals(asked[0]).name
-            return replace(outcome, signal=asked[0], message=f"stopped by {name}")
-        return outcome
-
-
-def _end(worker: _Worker) -> None:
-    worker.connection.close()  # which tells an idle worker to go
-    worker.process.join(5)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-
-
-def _signal(process: BaseProcess, number: int) -> None:
-    if process.pid is not None and process.is_alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
-
-
-def _work(connection: Any, i: int, jobs: int) -> None:
-    """A worker's life. Ctrl-C on the terminal is the parent's to answer."""
-    with contextlib.suppress(OSError):
-        os.setsid()
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[i::jobs] or cores)
-    trials: queue.SimpleQueue[Trial | None] = queue.SimpleQueue()
-
-    def listen() -> None:
-        try:
-            while True:
-                trials.put(connection.recv())
-        except (EOFError, OSError):
-            # Nobody is there any more who could stop this run: it saves itself and ends.
-            trials.put(None)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while (trial := trials.get()) is not None:
-        outcome = perform(trial)
-        with contextlib.suppress(OSError):
-            connection.send(outcome)
-
-
-# --- Trials as tasks of a Ray cluster. The study's folder must be one that every node sees --------
-
-_RAY_POLL = 0.5  # seconds between two looks at whether somebody wants us to stop
-_RETRIES = 20  # of one trial; nodes are lost, or taken away, often enough
-_LOCKED = 120.0  # seconds until a process on a lost node has surely noticed
-_SAVING = 300.0  # seconds for all runs to be saved after Ctrl-C
-
-
-class OnRay:
-    """`address` is that of a cluster; "auto" finds one, or starts one on this machine."""
-
-    def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
-        import_ray()
-        require_cluster(address)  # before anything is begun
-        self._address = address
-        self._resources = {"num_cpus": cpus, "num_gpus": gpus}
-
-    def run(self, trials: Sequence[Trial], begun: Begun) -> Iterator[Outcome]:
-        from agalite.training.session import asked_to_stop
-
-        ray = import_ray()
-        ours = connect(ray, self._address)
-        try:
-            task = ray.remote(perform).options(
-                **self._resources,
-                max_retries=_RETRIES,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": {"PYTHONPATH": own_paths()}},
-            )
-            pending: dict[Any, Trial] = {}
-            for trial in trials:
-                pending[task.remote(trial, _LOCKED)] = trial
-                begun(trial)
-            with asked_to_stop() as asked:
-                deadline = None
-                while pending:
-                    if asked and deadline is None:
-                        deadline = time.monotonic() + _SAVING
-                        for ref in pending:
-                            # Ctrl-C for the task, which saves its run.
-                            with contextlib.suppress(ray.exceptions.RayError):
-                                ray.cancel(ref)
-                    if deadline is not None and time.monotonic() > deadline:
-                        break
-                    try:
-                        ready, _ = ray.wait(list(pending), num_returns=1, timeout=_RAY_POLL)
-                    except KeyboardInterrupt:
-                        # What Ray makes of any signal; a second one is not so patient.
-                        if deadline is not None or not asked:
-                            raise
-                        continue
-                    for ref in ready:
-                        yield _outcome(ray, ref, pending.pop(ref), asked)
-                if asked:
-                    yield Outcome("", "stopped", 0.0, signal=asked[0])
-        finally:
-            if ours:
-                ray.shutdown()
-
-
-def _outcome(ray: Any, ref: Any, trial: Trial, asked: list[int]) -> Outcome:
-    try:
-        return ray.get(ref)
-    except (ray.exceptions.RayError, KeyboardInterrupt) as error:
-        if asked:
-            return Outcome(trial.name, "stopped", 0.0, signal=asked[0] or signal.SIGINT)
-        message = f"lost on the cluster: {str(error).strip().splitlines()[-1]}"
-        record_failure(trial, message, str(error))
-        return Outcome(trial.name, "failed", 0.0, message)
-
-
-# --- How far a study is: all trials together, with the time left. A live line on a terminal, plain
-
-_PATIENCE = 30.0  # seconds between two plain lines
-_SHOWN = 4  # trials named on the line
-
-
-class Board:
-    """`begun` and `ended` as trials come and go; what is at work is read from its folder."""
-
-    def __init__(self, trials: Sequence[Trial], *, quiet: bool = False) -> None:
-        self._trials = {trial.name: trial for trial in trials}
-        self._total = sum(trial.steps for trial in trials) or 1
-        self._shares = {trial.name: progress(trial) for trial in trials}
-        self._before = self._done()
-        self._active: dict[str, Trial] = {}
-        self._states: dict[str, str] = {}
-        self._quiet = quiet
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._began = self._said = time.monotonic()
-        self._lock, self._over = threading.Lock(), threading.Event()
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
-            self._live.start()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-        self._live.stop()
-
-    def begun(self, trial: Trial) -> None:
-        with self._lock:
-            self._active[trial.name] = trial
-
-    def ended(self, outcome: Outcome) -> None:
-        with self._lock:
-            self._active.pop(outcome.trial, None)
-            self._states[outcome.trial] = outcome.state
-            if outcome.state in ("finished", "failed"):
-                self._shares[outcome.trial] = 1.0  # nothing more is to be done for it here
-            line = self._line()
-        if self._quiet:
-            return
-        # Somebody who pressed Ctrl-C need not be told why.
-        how = f": {outcome.message}" if outcome.message else ""
-        self._console.print(
-            f"{outcome.state:>9}  {outcome.trial}  {outcome.seconds:.0f} s{how}", markup=False
-        )
-        if not self._live.is_started:
-            self._console.print(f"           {line}", markup=False)
-            self._said = time.monotonic()
-
-    def _watch(self) -> None:
-        while not self._over.wait(1.0):
-            with self._lock:
-                for name, trial in self._active.items():
-                    self._shares[name] = max(self._shares[name], progress(trial))
-                line = self._line()
-            if self._quiet:
-                continue
-            if self._live.is_started:
-                self._live.update(Text(line), refresh=True)
-            elif time.monotonic() - self._said > _PATIENCE:
-                self._said = time.monotonic()
-                self._console.print(f"           {line}", markup=False)
-
-    def _done(self) -> float:
-        return sum(self._shares[name] * trial.steps for name, trial in self._trials.items())
-
-    def _line(self) -> str:
-        done = self._done()
-        ended = sum(share >= 1 for share in self._shares.values())
-        failed = sum(state == "failed" for state in self._states.values())
-        parts = [
-            f"{ended} of {counted(len(self._trials), 'trial')}",
-            f"{100 * done / self._total:.0f}%",
-        ]
-        if failed:
-            parts.append(f"{failed} failed")
-        rate = (done - self._before) / (time.monotonic() - self._began + 1e-9)
-        if rate > 0 and done < self._total:
-            parts.append(f"{in_words((self._total - done) / rate)} left")
-        # On a cluster all are asked for at once, and few have begun.
-        at_work = [n for n in self._active if len(self._active) == 1 or self._shares[n] > 0]
-        named = [f"{name} {100 * self._shares[name]:.0f}%" for name in at_work[:_SHOWN]]
-        return "  ".join([*parts, *named])
-
-
-def in_words(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    if hours >= 48:
-        return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} h" if hours >= 1 else f"{minutes:.1f} min"
-
 
 FROM_PYTHON = "from Python"
+_POLL = 0.5  # seconds between two checks for a request to stop
 _PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "optax", "gymnax", "craftax", "ray")
+
+
+class Executor(Protocol):
+    """Where trials run. `run` calls the methods from one thread, `start` first, `close` last."""
+
+    in_process: bool
+    """Whether trials run in the calling thread, and so receive its signals themselves."""
+
+    def start(self, count: int) -> int:
+        """Prepares for `count` trials; returns how many may be submitted at the same time."""
+        ...
+
+    def submit(self, trial: Trial) -> None:
+        """Starts a trial."""
+        ...
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        """The outcomes of trials that have ended, after at most `timeout` seconds if none has."""
+        ...
+
+    def stop(self) -> None:
+        """Asks every running trial to save and stop; `wait` still returns their outcomes."""
+        ...
+
+    def close(self) -> None:
+        """Ends what is still running."""
+        ...
 
 
 def run(
     trials: Sequence[Trial],
-    placement: Placement | None = None,
+    executor: Executor | None = None,
     *,
     quiet: bool = False,
     command: str | None = None,
     notes: Sequence[str] = (),
 ) -> list[Outcome]:
-    """Runs all that is not finished; the outcomes of this session.
+    """Runs every trial that is not finished.
 
-    `command` is what the report says was typed, `notes` what else it should say. Raises `Stopped`
-    when somebody asked to stop, with every run saved.
+    **Arguments:**
+
+    - `trials`: trials of one study at one scale.
+    - `executor`: where they run; one after another in this process if not given.
+    - `quiet`: print no progress.
+    - `command`: what was typed, for the report.
+    - `notes`: what else the report should say about this session.
+
+    **Returns:**
+
+    The outcomes of this session. A trial that fails does not end the others. Raises `Stopped` when
+    SIGINT or SIGTERM asks to stop; every run is saved then.
     """
+    if trials:
+        check_format(trials[0].home)
     for trial in trials:
-        # Before anything is begun. One damaged folder is that trial's failure, recorded when its
-        # turn comes, and no reason to keep the others waiting.
+        # Before anything starts. A damaged folder is left to its trial, which fails on its own.
         with contextlib.suppress(Damaged):
-            check(trial)
-    left = [trial for trial in trials if trial.state() != "finished"]
-    if not left:
+            check_settings(trial)
+    waiting = deque(trial for trial in trials if trial.state() != "finished")
+    if not waiting:
         return []
-    session = _Session(left[0].home, command, notes)
+    from agalite.training.session import stop_signals
+
+    executor = executor or Inline()
+    write_format(trials[0].home)
+    session = _SessionRecord(trials[0].home, command, notes)
     outcomes: list[Outcome] = []
-    stopped = 0
-    with Board(trials, quiet=quiet) as board:
+    running, stopping, stopped_by = 0, False, 0
+    # In this process, training handles signals itself and a measurement is interrupted at once.
+    signals = contextlib.nullcontext([]) if executor.in_process else stop_signals()
+    with ProgressDisplay(trials, quiet=quiet) as display:
         try:
-            for outcome in (placement or Here()).run(left, board.begun):
-                stopped = stopped or outcome.signal
-                if outcome.trial:
-                    outcomes.append(outcome)
-                    board.ended(outcome)
-                    session.write(outcomes)
+            slots = executor.start(len(waiting))
+            with signals as received:  # after `start`: Ray installs signal handlers of its own
+                while waiting or running:
+                    if received and not stopping:
+                        stopping, stopped_by = True, received[0]
+                        waiting.clear()
+                        executor.stop()
+                    while waiting and running < slots:
+                        trial = waiting.popleft()
+                        executor.submit(trial)
+                        display.started(trial)
+                        running += 1
+                    try:
+                        ended = executor.wait(_POLL)
+                    except KeyboardInterrupt:
+                        # Ray raises this for every signal; only a second one interrupts at once.
+                        if stopping or not received:
+                            raise
+                        continue
+                    for outcome in ended:
+                        running -= 1
+                        if outcome.state == "stopped":
+                            stopped_by = stopped_by or outcome.signal
+                            if executor.in_process:
+                                waiting.clear()
+                        outcomes.append(outcome)
+                        display.ended(outcome)
+                        session.write(outcomes)
         finally:
-            session.write(outcomes, over=True)
-    if stopped:
-        raise Stopped(stopped)
+            executor.close()
+            session.write(outcomes, ended=True)
+    if stopped_by:
+        raise Stopped(stopped_by)
     return outcomes
 
 
-def count(trials: Sequence[Trial]) -> dict[str, int]:
-    """How many trials are in which state."""
-    return dict(Counter(trial.state() for trial in trials))
+class Inline:
+    """One trial after another in this process: JAX starts once and uses all of its devices."""
+
+    in_process = True
+
+    def start(self, count: int) -> int:
+        return min(1, count)
+
+    def submit(self, trial: Trial) -> None:
+        self._trial = trial
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        del timeout  # the trial runs to its end
+        return [run_trial(self._trial)]
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Running:
+    trial: Trial
+    process: BaseProcess
+    connection: Connection
+
+
+class Processes:
+    """Up to `jobs` processes on this machine, one for each trial, each with its share of cores.
+
+    `concurrent.futures.ProcessPoolExecutor` does not do: when one of its processes is killed, for
+    example because memory runs out, it fails all other work (`BrokenProcessPool`), and it cannot
+    ask a running task to stop.
+    """
+
+    in_process = False
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._running: dict[int, _Running] = {}  # by slot, which decides the cores
+        self._stopping = False
+        # A forked copy of JAX's threads would hang.
+        self._context = multiprocessing.get_context("spawn")
+
+    def start(self, count: int) -> int:
+        self._slots = max(1, min(self._jobs, count))
+        return self._slots
+
+    def submit(self, trial: Trial) -> None:
+        slot = min(set(range(self._slots)) - self._running.keys())
+        ours, theirs = self._context.Pipe()
+        args = (theirs, slot, self._slots, trial)
+        process = self._context.Process(target=_run_in_child, args=args)
+        process.start()
+        theirs.close()
+        self._running[slot] = _Running(trial, process, ours)
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        ready = wait([running.connection for running in self._running.values()], timeout)
+        slots = [slot for slot, running in self._running.items() if running.connection in ready]
+        return [self._receive(self._running.pop(slot)) for slot in slots]
+
+    def stop(self) -> None:
+        self._stopping = True
+        for running in self._running.values():
+            running.process.terminate()
+
+    def close(self) -> None:
+        for running in self._running.values():
+            _end(running)
+        self._running.clear()
+
+    def _receive(self, running: _Running) -> Outcome:
+        try:
+            return running.connection.recv()
+        except (EOFError, OSError):
+            running.process.join(10)
+            if self._stopping:  # before it could handle the signal
+                return _stopped(running.trial)
+            code = running.process.exitcode or 0
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            message = f"the process that ran it died ({how})"
+            record_failure(running.trial, message)
+            return Outcome(running.trial.name, "failed", 0.0, message)
+        finally:
+            _end(running)
+
+
+def _end(running: _Running) -> None:
+    running.connection.close()
+    running.process.join(5)
+    if running.process.is_alive():
+        running.process.kill()
+        running.process.join()
+
+
+def _run_in_child(connection: Any, slot: int, slots: int, trial: Trial) -> None:
+    """The main function of a process of `Processes`: runs one trial and sends its outcome."""
+    # Ctrl-C on the terminal reaches only the parent, which then asks its children to stop.
+    with contextlib.suppress(OSError):
+        os.setsid()
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[slot::slots] or cores)
+    ended = threading.Event()
+
+    def follow_parent() -> None:
+        """Saves and stops the run when the parent is gone."""
+        with contextlib.suppress(EOFError, OSError):
+            connection.recv()
+        if not ended.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+    outcome = run_trial(trial)
+    ended.set()
+    with contextlib.suppress(OSError):
+        connection.send(outcome)
+
+
+_RAY_RETRIES = 20  # of one trial: nodes are lost often
+_RAY_LOCK_TIMEOUT = 120.0  # seconds for a process on a lost node to end
+_RAY_STOP_TIMEOUT = 300.0  # seconds for all runs to be saved
+
+
+class RayTasks:
+    """Each trial is a task of a Ray cluster. Every node must see the folder of the study.
+
+    A task that is lost with its node is run again on another one, where it resumes.
+
+    **Arguments:**
+
+    - `address`: that of a cluster; "auto" finds one, or starts one on this machine.
+    - `cpus`, `gpus`: what each trial needs.
+    """
+
+    in_process = False
+
+    def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        from agalite.training.asynchronous.ray import import_ray, require_cluster
+
+        import_ray()
+        require_cluster(address)  # before anything starts
+        self._address = address
+        self._resources = {"num_cpus": cpus, "num_gpus": gpus}
+        self._running: dict[Any, Trial] = {}
+        self._deadline: float | None = None
+        self._owns_connection = False
+
+    def start(self, count: int) -> int:
+        from agalite.training.asynchronous.ray import connect, import_paths, import_ray
+
+        self._ray = import_ray()
+        self._owns_connection = connect(self._ray, self._address)
+        self._task = self._ray.remote(run_trial).options(
+            **self._resources,
+            max_retries=_RAY_RETRIES,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {"PYTHONPATH": import_paths()}},
+        )
+        return count  # Ray has a queue of its own
+
+    def submit(self, trial: Trial) -> None:
+        self._running[self._task.remote(trial, _RAY_LOCK_TIMEOUT)] = trial
+
+    def wait(self, timeout: float) -> list[Outcome]:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            left, self._running = self._running, {}
+            return [_stopped(trial) for trial in left.values()]
+        if not self._running:
+            return []
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        outcomes = []
+        for ref in ready:
+            outcomes.append(self._result(ref))
+            del self._running[ref]
+        return outcomes
+
+    def stop(self) -> None:
+        self._deadline = time.monotonic() + _RAY_STOP_TIMEOUT
+        for ref in self._running:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(ref)  # SIGINT in the task, which saves its run
+
+    def close(self) -> None:
+        if self._owns_connection:
+            self._ray.shutdown()
+
+    def _result(self, ref: Any) -> Outcome:
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayError as error:
+            trial = self._running[ref]
+            if self._deadline is not None:
+                return _stopped(trial)
+            message = f"lost on the cluster: {str(error).strip().splitlines()[-1]}"
+            record_failure(trial, message, str(error))
+            return Outcome(trial.name, "failed", 0.0, message)
+
+
+def _stopped(trial: Trial) -> Outcome:
+    return Outcome(trial.name, "stopped", 0.0, signal=signal.SIGTERM)
 
 
 def command_line() -> str:
-    """What was typed to start this process, which is `agalite`."""
+    """What was typed to start this process of `agalite`."""
     return shlex.join(["agalite", *sys.argv[1:]])
 
 
-class _Session:
-    """A file of its own for every `study run`: several may run side by side."""
+class _SessionRecord:
+    """A file of its own for every call of `run`, since several may run side by side.
+
+    It is written at the start and after every trial: a process that is killed writes nothing more.
+    """
 
     def __init__(self, home: Path, command: str | None, notes: Sequence[str]) -> None:
         folder = home / "sessions"
         folder.mkdir(parents=True, exist_ok=True)
-        part = time.time_ns() // 1000 % 10**6  # one process may run several in a second
-        now = f"{time.strftime('%Y%m%d-%H%M%S')}.{part:06d}"
+        microseconds = time.time_ns() // 1000 % 10**6  # a process may run several in a second
+        now = f"{time.strftime('%Y%m%d-%H%M%S')}.{microseconds:06d}"
         self._path = folder / f"{now}-{platform.node()}-{os.getpid()}.json"
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._facts: dict[str, Any] = {
             "command": command or FROM_PYTHON,
-            "began": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "machine": machine(),
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "machine": _machine(),
             "versions": versions(_PACKAGES),
             "commit": commit(),
             "notes": list(notes),
         }
-        self.write([])  # now: a process that is killed writes nothing any more
+        self.write([])
 
-    def write(self, outcomes: Sequence[Outcome], *, over: bool = False) -> None:
+    def write(self, outcomes: Sequence[Outcome], *, ended: bool = False) -> None:
         files.write_json(
             self._path,
             {
                 **self._facts,
-                "seconds": round(time.monotonic() - self._began, 1),
-                "over": over,
+                "seconds": round(time.monotonic() - self._start, 1),
+                "ended": ended,
                 "trials": [
                     {"trial": o.trial, "state": o.state, "seconds": round(o.seconds, 1)}
                     for o in outcomes
@@ -450,7 +395,7 @@ class _Session:
         )
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",

@@ -1,13 +1,14 @@
-"""A study, at a scale, as trials: which there are, where their folders are, how far each is.
+"""The trials of a study: which there are, where each is stored, how far it is, how it runs.
 
 OUT/NAME/SCALE/
-  trials/TRIAL/        an ordinary run folder, or rows.json of what was measured
-  failures/TRIAL.json  why it failed, until it has succeeded
-  sessions/*.json      who ran what, when, on which machine: one file for each `study run`
-  report.html, figures/
+  study.json           the format of this folder
+  trials/TRIAL/        a run folder (`agalite train`, `agalite lra`), or rows.json of a measurement
+  failures/TRIAL.json  why a trial failed, until it succeeds
+  sessions/*.json      one file per `study run`: command, machine, versions, outcomes (`runner.py`)
+  report.html, figures/, numbers.json, chosen.json (`report.py`)
 
-The folders are the index: nothing else says what is done. A trial's folder is written by nobody but
-the process that runs it, and a run's own lock sees to it that there is only one.
+These folders are the only record of what is done. Only the process that runs a trial writes to its
+folder; the lock of a run folder refuses a second one.
 """
 
 import dataclasses
@@ -25,27 +26,31 @@ from pathlib import Path
 from typing import Any
 
 from agalite import files, validation
-from agalite.studies.catalogue.agents import size
+from agalite.studies.catalogue.agents import model_size
 from agalite.studies.declaration import Measurement, Study, Supervised, Training
 from agalite.system import Stopped
 
-STATES = ("finished", "half-finished", "failed", "not begun")
+FORMAT = 2
+STATES = ("finished", "unfinished", "failed", "not started")
 
 
 class Damaged(ValueError):
-    """Files of one trial that cannot be used: no reason to stop the others."""
+    """The files of one trial cannot be used; other trials are not affected."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting with seeds `first` to `first + seeds - 1`."""
+    """One combination of levels with its seeds: a job that can be pickled and run anywhere."""
 
     name: str
     levels: dict[str, str]
+    """The label of each factor."""
     settings: dict[str, Any]
-    work: Training | Supervised | Measurement
-    first: int
+    """Flat settings, without seeds."""
+    kind: Training | Supervised | Measurement
+    first_seed: int
     seeds: int
+    """The trial has the seeds from `first_seed` to `first_seed + seeds - 1`."""
     home: Path
     """The folder of the study at its scale."""
 
@@ -62,26 +67,33 @@ class Trial:
         return self.folder / "rows.json"
 
     @property
-    def steps(self) -> int:
-        """Of work, to weigh trials by."""
-        return int(self.settings.get("total_timesteps", 1)) * self.seeds
+    def result_path(self) -> Path:
+        """The file that is written last: the trial has ended if it exists."""
+        measured = isinstance(self.kind, Measurement)
+        return self.rows_path if measured else self.folder / "summary.json"
 
     @property
-    def end_path(self) -> Path:
-        """The file that is written last: where it is, the trial has ended."""
-        return (
-            self.rows_path if isinstance(self.work, Measurement) else (self.folder / "summary.json")
-        )
+    def steps(self) -> int:
+        """Steps of all seeds: the weight of this trial in the study's progress."""
+        return int(self.settings.get("total_timesteps", 1)) * self.seeds
 
     def state(self) -> str:
-        if self.end_path.exists():
+        """One of `STATES`, as the files show."""
+        if self.result_path.exists():
             return "failed" if self.damage() else "finished"
         if self.failure_path.exists():
             return "failed"
-        return "half-finished" if (self.folder / "config.json").exists() else "not begun"
+        return "unfinished" if (self.folder / "config.json").exists() else "not started"
+
+    def progress(self) -> float:
+        """The share of the steps that metrics.csv has reached, from 0 to 1."""
+        if self.state() == "finished":
+            return 1.0
+        step = _last_step(self.folder / "metrics.csv")
+        return min(1.0, step / max(1, int(self.settings.get("total_timesteps", 1))))
 
     def failure(self) -> str:
-        """Why it failed; empty if it did not."""
+        """Why the trial failed; empty if it did not."""
         if damage := self.damage():
             return damage
         try:
@@ -89,44 +101,75 @@ class Trial:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError, KeyError, TypeError):
-            return f"why is not known: {self.failure_path} cannot be read"
+            return f"the reason is not known: {self.failure_path} cannot be read"
 
     def damage(self) -> str:
-        """What is wrong with the files of a trial that has ended, as far as a glance shows (the
-        report reads all of them); empty if nothing is, or if it has not ended."""
+        """What is wrong with the files of an ended trial; empty if nothing is, or it has not ended.
+
+        This is a quick check. The report reads all of the files.
+        """
         try:
-            found = json.loads(self.end_path.read_text())
+            result = json.loads(self.result_path.read_text())
         except FileNotFoundError:
             return ""
         except (OSError, ValueError) as error:
-            return self.mended_by(f"{self.end_path} cannot be read: {error}")
-        measured = isinstance(self.work, Measurement)
-        needed = {"rows", "asked", "seconds"} if measured else {"steps"}
-        if not isinstance(found, dict) or not needed <= found.keys():
-            return self.mended_by(f"{self.end_path} is not what a finished trial writes")
+            return self.with_remedy(f"{self.result_path} cannot be read: {error}")
+        measured = isinstance(self.kind, Measurement)
+        needed = {"rows", "requested", "seconds"} if measured else {"steps"}
+        if not isinstance(result, dict) or not needed <= result.keys():
+            return self.with_remedy(f"{self.result_path} is not what a finished trial writes")
         for name in () if measured else ("config.json", "metrics.csv"):
             path = self.folder / name
             if not path.exists() or not path.stat().st_size:
-                return self.mended_by(f"{path} is {'empty' if path.exists() else 'missing'}")
+                return self.with_remedy(f"{path} is {'empty' if path.exists() else 'missing'}")
         return ""
 
-    def mended_by(self, what: str) -> str:
-        """What is wrong, with the way out."""
-        return f"{what}; remove the folder {self.folder} and run the study again"
+    def with_remedy(self, problem: str) -> str:
+        """A problem with this trial's files, and what to do about it."""
+        return f"{problem}; remove the folder {self.folder} and run the study again"
 
 
-def counted(n: int, what: str) -> str:
-    """ "1 trial", "2,000 trials"."""
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+def _last_step(path: Path) -> int:
+    """The step in the last complete line of metrics.csv; 0 if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 8192))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    number = lines[-1].split(b",", 1)[0] if lines else b""
+    return int(number) if number.isdigit() else 0
 
 
-def listed(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def home(out: Path, study: Study, scale: str) -> Path:
+def study_folder(out: Path, study: Study, scale: str) -> Path:
+    """Where the trials and the report of a study at a scale are."""
     return out / study.name / scale
+
+
+def check_format(home: Path) -> None:
+    """Refuses a study's folder that another version of agalite made in another format."""
+    path = home / "study.json"
+    if not (home / "trials").exists() and not path.exists():
+        return
+    try:
+        found = json.loads(path.read_text())["format"]
+    except FileNotFoundError:
+        found = 1
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    if found != FORMAT:
+        raise ValueError(
+            f"{home} is in study format {found}, and this version of agalite reads format "
+            f"{FORMAT}; run the study again with another --out"
+        )
+
+
+def write_format(home: Path) -> None:
+    """Marks a study's folder with the format that `check_format` expects."""
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "study.json").exists():
+        files.write_json(home / "study.json", {"format": FORMAT})
 
 
 def expand(
@@ -136,45 +179,58 @@ def expand(
     only: Sequence[str] = (),
     chosen: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Trial]:
-    """All trials, or those that `only` ("factor=level", ...) names.
+    """The trials of a study.
 
-    `chosen`: what a sweep has chosen, settings for each agent (`chosen.json` of its report).
+    **Arguments:**
+
+    - `study`, `scale`: what to run, and how large.
+    - `out`: the folder of all studies.
+    - `only`: "factor=label" selects trials. Several labels of one factor are alternatives;
+      several factors must all match.
+    - `chosen`: settings for each agent, as the report of a sweep writes them (chosen.json).
+
+    **Returns:**
+
+    The trials, in the order of the declaration.
     """
-    at, factors = study.at(scale), study.factors_at(scale)
-    wanted = _wanted(study, scale, only)
-    for agent in chosen or {}:
-        # At any scale: what the paper's sweep chose may be tried out at a smaller one.
-        if not (known := _agents(study)):
+    at = study.at(scale)
+    factors = study.factors_at(scale)
+    wanted = _parse_only(study, scale, only)
+    chosen = chosen or {}
+    for agent in chosen:
+        # Agents of any scale: a choice made at one scale may be tried out at another.
+        if not (known := _all_agents(study)):
             raise ValueError(f"study {study.name} has no agents; run it without --chosen")
-        validation.one_of(f"agent of study {study.name} in chosen", agent, known)
+        validation.check_one_of(f"agent of study {study.name} in chosen", agent, known)
     trials = []
     for labels in itertools.product(*(factor.levels for factor in factors)):
         levels: dict[str, str] = {}
-        changes: dict[str, Any] = {}
+        varied: dict[str, Any] = {}
         for factor, label in zip(factors, labels, strict=True):
             levels.update(factor.split(label))
-            changes.update(factor.levels[label])
+            varied.update(factor.levels[label])
         if any(levels[name] not in allowed for name, allowed in wanted.items()):
             continue
-        changes.update((chosen or {}).get(levels.get("agent", ""), {}))
-        settings = {**study.base, **at.changes, **changes}
-        if not isinstance(study.work, Measurement):
+        varied.update(chosen.get(levels.get("agent", ""), {}))
+        settings = {**study.base, **at.settings, **varied}
+        if not isinstance(study.kind, Measurement):
             memory = str(settings.get("memory", "agalite"))
-            settings = {**study.base, **at.changes, **size(at.size, memory), **changes}
-        trials += _with_seeds(study, scale, out, levels, settings)
+            size = model_size(at.model_size, memory)
+            settings = {**study.base, **at.settings, **size, **varied}
+        trials += _share_seeds(study, scale, out, levels, settings)
     return trials
 
 
-def not_chosen(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:
-    """The agents whose settings stay as declared, though others were given what a sweep chose."""
+def agents_without_choice(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:
+    """The agents that keep their declared settings although a sweep chose settings for others."""
     if chosen is None:
         return []
     agents = dict.fromkeys(trial.levels["agent"] for trial in trials if "agent" in trial.levels)
     return [agent for agent in agents if agent not in chosen]
 
 
-def _agents(study: Study) -> list[str]:
-    """At all scales together."""
+def _all_agents(study: Study) -> list[str]:
+    """The labels of the factor "agent" at all scales."""
     found: dict[str, None] = {}
     for factor in (*study.factors, *(f for at in study.scales.values() for f in at.factors)):
         for label in factor.levels:
@@ -182,44 +238,28 @@ def _agents(study: Study) -> list[str]:
     return [agent for agent in found if agent]
 
 
-def _with_seeds(
+def _share_seeds(
     study: Study, scale: str, out: Path, levels: dict[str, str], settings: dict[str, Any]
 ) -> list[Trial]:
-    at = study.at(scale)
-    together = at.together or at.seeds
-    if _alone(settings):
-        together = 1
-    name = _name(levels) or study.name
+    """One trial for each `seeds_per_run` seeds of a combination of levels."""
+    at, home = study.at(scale), study_folder(out, study, scale)
+    # Environments that run in processes of their own are trained one seed at a time.
+    on_host = str(settings.get("env", "")).startswith(("gym:", "memory-maze"))
+    per_run = 1 if on_host else at.seeds_per_run or at.seeds
+    words = (f"{factor}={label}" for factor, label in levels.items())
+    name = ",".join(re.sub(r"[^\w.=+-]", "-", word) for word in words) or study.name
     trials = []
-    for first in range(0, at.seeds, together):
-        count = min(together, at.seeds - first)
-        part = "" if at.seeds == count else f",seed={first}"
-        if part and count > 1:
-            part += f"-{first + count - 1}"
-        trials.append(
-            Trial(name + part, levels, settings, study.work, first, count, home(out, study, scale))
-        )
+    for first in range(0, at.seeds, per_run):
+        count = min(per_run, at.seeds - first)
+        suffix = "" if at.seeds == count else f",seed={first}"
+        if suffix and count > 1:
+            suffix += f"-{first + count - 1}"
+        trials.append(Trial(name + suffix, levels, settings, study.kind, first, count, home))
     return trials
 
 
-def _alone(settings: Mapping[str, Any]) -> bool:
-    """Environments that are programs of their own are trained one seed at a time."""
-    env = str(settings.get("env", ""))
-    return env.startswith(("gym:", "memory-maze"))
-
-
-def _name(levels: Mapping[str, str]) -> str:
-    words = (f"{name}={label}" for name, label in levels.items())
-    return ",".join(re.sub(r"[^\w.=+-]", "-", word) for word in words)
-
-
-def _wanted(study: Study, scale: str, only: Sequence[str]) -> dict[str, set[str]]:
-    """The same factor several times: any of them; different factors: all of them."""
-    known: dict[str, dict[str, None]] = {}
-    for factor in study.factors_at(scale):
-        for label in factor.levels:
-            for name, part in factor.split(label).items():
-                known.setdefault(name, {})[part] = None
+def _parse_only(study: Study, scale: str, only: Sequence[str]) -> dict[str, set[str]]:
+    known = study.labels_at(scale)
     wanted: dict[str, set[str]] = {}
     for word in only:
         name, equals, label = word.partition("=")
@@ -228,119 +268,25 @@ def _wanted(study: Study, scale: str, only: Sequence[str]) -> dict[str, set[str]
                 f"only={word!r} must be one of the factors of {study.name} with a level: "
                 + ", ".join(f"{n}=..." for n in known)
             )
-        validation.one_of(f"{name} of study {study.name} at scale {scale}", label, known[name])
+        what = f"{name} of study {study.name} at scale {scale}"
+        validation.check_one_of(what, label, known[name])
         wanted.setdefault(name, set()).add(label)
     return wanted
 
 
-# --- Doing a trial: from its beginning, or from where it stopped, to its end ----------------------
+# The settings of a trial as the configuration of a run.
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a trial ended: finished, failed, stopped, or busy (somebody else is at it)."""
-
-    trial: str
-    state: str
-    seconds: float
-    message: str = ""
-    signal: int = 0
+def make_config(trial: Trial) -> Any:
+    """The TrainConfig, HostConfig or LRAConfig of a trial; ValueError if a setting is wrong."""
+    flat = {**trial.settings, "seed": trial.first_seed}
+    if isinstance(trial.kind, Supervised):
+        return _lra_config(trial.kind.preset, {**flat, "seeds": trial.seeds})
+    assert isinstance(trial.kind, Training)
+    return _train_config(trial.kind.preset, flat, trial.seeds)
 
 
-def perform(trial: Trial, patience: float = 0.0) -> Outcome:
-    """Runs the trial, here. Whatever goes wrong is recorded, and no reason to stop the others.
-
-    `patience`: seconds to wait for a process that still writes to the run's folder: one on a node
-    that was lost may take a while to notice.
-    """
-    began = time.monotonic()
-    deadline = began + patience
-    while True:
-        try:
-            _perform(trial)
-        except Stopped as stopped:
-            number = stopped.code - 128
-            return Outcome(trial.name, "stopped", time.monotonic() - began, str(stopped), number)
-        except BlockingIOError as error:
-            if time.monotonic() < deadline:
-                time.sleep(0.5)
-                continue
-            return Outcome(trial.name, "busy", time.monotonic() - began, str(error))
-        except Exception as error:
-            message = _words(error)
-            record_failure(trial, message, traceback.format_exc())
-            return Outcome(trial.name, "failed", time.monotonic() - began, message)
-        finally:
-            _tidy_up()
-        trial.failure_path.unlink(missing_ok=True)
-        return Outcome(trial.name, "finished", time.monotonic() - began)
-
-
-def record_failure(trial: Trial, message: str, details: str = "") -> None:
-    trial.failure_path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(
-        trial.failure_path,
-        {
-            "error": message,
-            "details": details,
-            "host": platform.node(),
-            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
-        },
-    )
-
-
-def asked(trial: Trial) -> dict[str, Any]:
-    """What decides the trial's outcome, as its folder keeps it; wrong settings raise ValueError."""
-    if isinstance(trial.work, Measurement):
-        return files.plain(
-            {"function": trial.work.function, "seeds": trial.seeds, "settings": trial.settings}
-        )
-    return files.plain(config(trial).to_dict())
-
-
-def stored(trial: Trial) -> dict[str, Any] | None:
-    """What the trial's folder was made with, if it is there. Raises `Damaged` where that cannot be
-    known."""
-    if why := trial.damage():
-        raise Damaged(why)
-    if isinstance(trial.work, Measurement):
-        try:
-            return json.loads(trial.rows_path.read_text())["asked"]
-        except FileNotFoundError:
-            return None
-    if not (trial.folder / "config.json").exists():
-        return None
-    from agalite.training.run import Run
-
-    try:
-        run = Run.open(trial.folder)
-    except ValueError as error:
-        raise Damaged(trial.mended_by(str(error))) from error
-    return {k: v for k, v in run.asked.items() if k != "data_sha256"}
-
-
-def check(trial: Trial) -> None:
-    """Refuses settings that cannot be, and a folder that was made with other ones."""
-    want, have = asked(trial), stored(trial)
-    if have is None or have == want:
-        return
-    names = sorted(name for name in want.keys() | have.keys() if want.get(name) != have.get(name))
-    raise ValueError(
-        f"{trial.folder} was made with other settings ({', '.join(names)}); remove it, or choose "
-        "another --out"
-    )
-
-
-def config(trial: Trial) -> Any:
-    """The configuration of the run that the trial is."""
-    flat = {**trial.settings, "seed": trial.first}
-    if isinstance(trial.work, Supervised):
-        return _supervised(trial.work.preset, {**flat, "seeds": trial.seeds})
-    assert not isinstance(trial.work, Measurement)
-    return _training(trial.work.preset, flat, trial.seeds)
-
-
-def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
+def _train_config(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     from agalite.envs.registry import on_host
     from agalite.memory.registry import MODELS
     from agalite.training.config import HostConfig, TrainConfig
@@ -348,9 +294,9 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
 
     nested = nest(flat)
     env, memory = str(nested["env"]), str(nested.setdefault("memory", "agalite"))
-    validation.one_of("memory", memory, MODELS)
+    validation.check_one_of("memory", memory, MODELS)
     start = preset(preset_name, env, memory)
-    _require_known(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
+    _check_names(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
     agent = dataclasses.replace(start.pop("agent"), **nested.pop("agent", {}))
     options = {**start.pop("memory_options", {}), **nested.pop("memory_options", {})}
     values = {**start, **nested, "memory_options": options, "agent": agent}
@@ -361,31 +307,31 @@ def _training(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     return TrainConfig(**values, seeds=seeds)
 
 
-def _require_known(flat: Mapping[str, Any], kind: type, agent: Any = None) -> None:
-    """Settings come from files too (a sweep's chosen.json), and a wrong name must say so. What is
-    an option of a memory model or of an environment, that one knows best."""
-    names = {f.name for f in dataclasses.fields(kind)}
-    free = sorted(names & {"memory_options", "env_options"})
-    known = [*(names - {*free, "agent"}), *(f"{name}.OPTION" for name in free)]
-    if agent is not None:
-        known += [f"agent.{f.name}" for f in dataclasses.fields(agent)]
-    for name in flat:
-        if not name.startswith(tuple(f"{x}." for x in free)):
-            validation.one_of("setting", name, known)
-
-
-def _supervised(preset_name: str, flat: dict[str, Any]) -> Any:
+def _lra_config(preset_name: str, flat: dict[str, Any]) -> Any:
     from agalite.supervised.config import LRAConfig, preset
     from agalite.supervised.data import DataConfig
 
-    _require_known(flat, LRAConfig)
+    _check_names(flat, LRAConfig)
     nested = nest(flat)
     memory = str(nested.get("memory", "agalite"))
-    limit = DataConfig(
-        task=str(nested["task"]), max_length=nested.get("max_length"), data="any"
-    ).limit
-    options = {**preset(preset_name, memory, limit), **nested.pop("memory_options", {})}
+    data = DataConfig(task=str(nested["task"]), max_length=nested.get("max_length"), data="any")
+    options = {**preset(preset_name, memory, data.limit), **nested.pop("memory_options", {})}
     return LRAConfig(**{**nested, "memory": memory, "memory_options": options})
+
+
+def _check_names(flat: Mapping[str, Any], config: type, agent: Any = None) -> None:
+    """Refuses unknown settings, which may come from a file (a sweep's chosen.json).
+
+    Options of memory models and environments are checked by those.
+    """
+    names = {f.name for f in dataclasses.fields(config)}
+    options = sorted(names & {"memory_options", "env_options"})
+    known = [*(names - {*options, "agent"}), *(f"{name}.OPTION" for name in options)]
+    if agent is not None:
+        known += [f"agent.{f.name}" for f in dataclasses.fields(agent)]
+    for name in flat:
+        if not name.startswith(tuple(f"{x}." for x in options)):
+            validation.check_one_of("setting", name, known)
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,37 +346,128 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def progress(trial: Trial) -> float:
-    """The share of the trial that is done, as its folder shows."""
-    if trial.state() == "finished":
-        return 1.0
-    step = _last_step(trial.folder / "metrics.csv")
-    return min(1.0, step / max(1, int(trial.settings.get("total_timesteps", 1))))
+def requested(trial: Trial) -> dict[str, Any]:
+    """Everything that decides a trial's outcome, in the form its folder stores."""
+    if isinstance(trial.kind, Measurement):
+        return files.plain(
+            {"function": trial.kind.function, "seeds": trial.seeds, "settings": trial.settings}
+        )
+    return files.plain(make_config(trial).to_dict())
 
 
-def _last_step(path: Path) -> int:
+def stored(trial: Trial) -> dict[str, Any] | None:
+    """What a trial's folder was made with; None if there is no folder. Raises `Damaged`."""
+    if problem := trial.damage():
+        raise Damaged(problem)
+    if isinstance(trial.kind, Measurement):
+        try:
+            return json.loads(trial.rows_path.read_text())["requested"]
+        except FileNotFoundError:
+            return None
+    if not (trial.folder / "config.json").exists():
+        return None
+    from agalite.training.run import Run
+
     try:
-        with open(path, "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 8192))
-            lines = file.read().split(b"\n")[:-1]
-    except OSError:
-        return 0
-    number = lines[-1].split(b",", 1)[0] if lines else b""
-    return int(number) if number.isdigit() else 0
+        run = Run.open(trial.folder)
+    except ValueError as error:
+        raise Damaged(trial.with_remedy(str(error))) from error
+    return {k: v for k, v in run.asked.items() if k != "data_sha256"}
 
 
-def _perform(trial: Trial) -> None:
+def check_settings(trial: Trial) -> None:
+    """Refuses wrong settings, and a folder that was made with other settings."""
+    want, have = requested(trial), stored(trial)
+    if have is None or have == want:
+        return
+    names = sorted(name for name in want.keys() | have.keys() if want.get(name) != have.get(name))
+    raise ValueError(
+        f"{trial.folder} was made with other settings ({', '.join(names)}); remove it, or choose "
+        "another --out"
+    )
+
+
+# Running one trial.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended in this session."""
+
+    trial: str
+    state: str
+    """finished, failed, stopped (it can be resumed) or busy (another process is running it)."""
+    seconds: float
+    message: str = ""
+    signal: int = 0
+    """The signal that stopped it."""
+
+
+def run_trial(trial: Trial, lock_timeout: float = 0.0) -> Outcome:
+    """Runs a trial in this process, from its start or its last checkpoint.
+
+    **Arguments:**
+
+    - `trial`: the trial.
+    - `lock_timeout`: seconds to wait while another process holds the lock of the run folder. A
+      process on a lost node of a cluster takes a while to end.
+
+    **Returns:**
+
+    The outcome. Errors are recorded in the trial's failure file and not raised.
+    """
+    start = time.monotonic()
+
+    def outcome(state: str, message: str = "", signal: int = 0) -> Outcome:
+        return Outcome(trial.name, state, time.monotonic() - start, message, signal)
+
+    while True:
+        try:
+            _start_or_resume(trial)
+        except Stopped as stopped:
+            return outcome("stopped", signal=stopped.code - 128)
+        except BlockingIOError as error:
+            if time.monotonic() - start < lock_timeout:
+                time.sleep(0.5)
+                continue
+            return outcome("busy", str(error))
+        except Exception as error:
+            message = str(error) or "no message"
+            if not isinstance(error, ValueError | OSError):
+                message = f"{type(error).__name__}: {message}"
+            record_failure(trial, message, traceback.format_exc())
+            return outcome("failed", message)
+        finally:
+            _limit_memory_maps()
+        trial.failure_path.unlink(missing_ok=True)
+        return outcome("finished")
+
+
+def record_failure(trial: Trial, message: str, details: str = "") -> None:
+    """Writes why a trial failed to its failure file."""
+    trial.failure_path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(
+        trial.failure_path,
+        {
+            "error": message,
+            "details": details,
+            "host": platform.node(),
+            "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        },
+    )
+
+
+def _start_or_resume(trial: Trial) -> None:
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
-    check(trial)
+    check_settings(trial)
     if trial.state() == "finished":
         return
-    if isinstance(trial.work, Measurement):
-        _measure(trial, trial.work)
+    if isinstance(trial.kind, Measurement):
+        _measure(trial, trial.kind)
         return
     from agalite.training.checkpoint import AllDamaged
 
-    if isinstance(trial.work, Supervised):
+    if isinstance(trial.kind, Supervised):
         from agalite.supervised.train import resume, train
     else:
         from agalite.training.train import resume, train
@@ -438,34 +475,30 @@ def _perform(trial: Trial) -> None:
         try:
             resume(trial.folder, quiet=True)
         except AllDamaged as error:
-            raise Damaged(trial.mended_by(str(error))) from error
+            raise Damaged(trial.with_remedy(str(error))) from error
     else:
-        train(config(trial), trial.folder, quiet=True)
+        train(make_config(trial), trial.folder, quiet=True)
 
 
-def _measure(trial: Trial, work: Measurement) -> None:
-    module, name = work.function.split(":")
+def _measure(trial: Trial, kind: Measurement) -> None:
+    module, name = kind.function.split(":")
     function = getattr(importlib.import_module(module), name)
-    began = time.perf_counter()
+    start = time.perf_counter()
     rows = function(seeds=trial.seeds, **trial.settings)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     trial.folder.mkdir(parents=True, exist_ok=True)
-    whole = {"asked": asked(trial), "seconds": round(seconds, 3), "rows": rows}
-    files.write_json(trial.rows_path, whole)
-
-
-def _words(error: Exception) -> str:
-    text = str(error) or "no message"
-    expected = isinstance(error, ValueError | OSError)
-    return text if expected else f"{type(error).__name__}: {text}"
+    result = {"requested": requested(trial), "seconds": round(seconds, 3), "rows": rows}
+    files.write_json(trial.rows_path, result)
 
 
 _MANY_MAPS = 15_000
 
 
-def _tidy_up() -> None:
-    """Compiled programs take memory maps, of which Linux allows a process 65,530; a process that
-    runs many trials would get there."""
+def _limit_memory_maps() -> None:
+    """Drops compiled programs when they hold many memory maps.
+
+    Linux allows a process 65,530 of them, and one process may run many trials.
+    """
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPS:
         import jax

@@ -1,8 +1,7 @@
-"""What can be had without reading in order: the commonest class, and counts of tokens.
+"""Baselines that ignore the order of tokens: the commonest class, and a regression on counts.
 
-The second is a logistic regression on how often each token occurs in a sequence: a bag of bytes for
-Text, of digits and operators for ListOps. Its one setting, the weight of the penalty, is chosen on
-the validation examples.
+The features of the logistic regression are how often each token occurs: a bag of bytes for Text, of
+digits and operators for ListOps. The weight of its penalty is chosen on the validation examples.
 """
 
 from typing import Any, NamedTuple
@@ -21,37 +20,41 @@ _STEPS = 300
 
 
 class Baselines(NamedTuple):
-    """Shares of the test examples that are classified correctly."""
+    """Test accuracies."""
 
     majority: float
+    """Of the commonest class."""
     counts: float
+    """Of the logistic regression."""
     penalty: float
+    """The chosen weight of its penalty."""
 
 
 def baselines(task: Task) -> Baselines:
+    """Fits both baselines and scores them on the test examples."""
     commonest = int(np.bincount(task.train.labels, minlength=task.classes).argmax())
     majority = float((task.test.labels == commonest).mean())
     train, validation, test = (
         features(part, task.vocabulary) for part in (task.train, task.validation, task.test)
     )
-    centre, spread = train.mean(0), train.std(0)
-    spread[spread == 0] = 1.0  # a token that never occurs, or as often everywhere
+    mean, std = train.mean(0), train.std(0)
+    std[std == 0] = 1.0  # a feature that is constant
 
-    def scaled(x: np.ndarray) -> Array:
-        return jnp.asarray((x - centre) / spread, jnp.float32)
+    def standardise(x: np.ndarray) -> Array:
+        return jnp.asarray((x - mean) / std, jnp.float32)
 
     fit = jax.jit(_fit, static_argnums=2)
     labels = jnp.asarray(task.train.labels, jnp.int32)
     found = {}
     for penalty in PENALTIES:
-        weights = fit(scaled(train), labels, task.classes, jnp.float32(penalty))
-        found[penalty] = weights, _accuracy(weights, scaled(validation), task.validation)
+        weights = fit(standardise(train), labels, task.classes, jnp.float32(penalty))
+        found[penalty] = weights, _accuracy(weights, standardise(validation), task.validation)
     penalty = max(found, key=lambda p: found[p][1])
-    return Baselines(majority, _accuracy(found[penalty][0], scaled(test), task.test), penalty)
+    return Baselines(majority, _accuracy(found[penalty][0], standardise(test), task.test), penalty)
 
 
 def features(examples: Examples, vocabulary: int) -> Float[np.ndarray, "E 2*vocabulary+1"]:
-    """How often each token occurs, as a share and on a log scale; and the sequence's length."""
+    """Relative and logarithmic counts of each token, and the logarithm of the length."""
     which = np.repeat(np.arange(len(examples)), examples.lengths)
     flat = which * vocabulary + examples.tokens
     counts = np.bincount(flat, minlength=len(examples) * vocabulary)
@@ -61,7 +64,7 @@ def features(examples: Examples, vocabulary: int) -> Float[np.ndarray, "E 2*voca
 
 
 def _fit(x: Float[Array, "E F"], labels: Array, classes: int, penalty: Array) -> Any:
-    """The weights (F, classes) and biases of the best fit, by L-BFGS on all examples at once."""
+    """Weights (F, classes) and biases (classes,), fitted by L-BFGS on all examples."""
 
     def loss(parameters: Any) -> Array:
         weights, bias = parameters

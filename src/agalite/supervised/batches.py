@@ -1,8 +1,8 @@
-"""Sequences of many lengths laid one after another into rows of one length.
+"""Batches of sequences of many lengths, packed into rows of one length.
 
-A batch is B rows of T tokens. A row holds whole sequences, as many as fit; each begins with a
-reset, so the memory knows nothing of its neighbour, and a program for one shape serves every
-length. What is left over at the ends of rows is the only padding there is.
+A batch is B rows of T tokens. A row holds as many whole sequences as fit, one after another. Each
+sequence starts with a reset, so that the memory carries nothing over from the one before, and one
+compiled program serves all lengths. Only the ends of rows are padding.
 """
 
 import bisect
@@ -16,12 +16,13 @@ from jaxtyping import Bool, Int, Int32, Int64, UInt8, UInt32
 from agalite import validation
 from agalite.supervised.examples import Examples
 
-_MOST_SLOTS = 32  # sequences in one row
+_MAX_SLOTS = 32  # sequences in a row
 
 
 class Batch(NamedTuple):
-    """Of NumPy's arrays or of JAX's. Slot s of row b is tokens[starts[b, s] : ends[b, s], b];
-    an unused one is empty.
+    """A batch, as NumPy or JAX arrays.
+
+    Slot s of row b is `tokens[starts[b, s] : ends[b, s], b]`; an unused slot is empty.
     """
 
     tokens: UInt8[Any, "T B"]
@@ -41,104 +42,119 @@ class Packing:
 
     @classmethod
     def fit(cls, rows: int, length: int, *parts: Examples) -> "Packing":
-        """As many slots as the shortest sequences could fill, within reason."""
-        validation.integer("rows", rows, minimum=1)
+        """A packing for all of these examples.
+
+        A row has as many slots as the shortest sequence could fill, up to a limit.
+        """
+        validation.check_integer("rows", rows, minimum=1)
         longest = max(int(part.lengths.max()) for part in parts)
         shortest = min(int(part.lengths.min()) for part in parts)
-        validation.integer("row_length", length, minimum=longest)
-        return cls(rows, length, min(_MOST_SLOTS, length // shortest))
+        validation.check_integer("row_length", length, minimum=longest)
+        return cls(rows, length, min(_MAX_SLOTS, length // shortest))
 
-    def epoch(self, examples: Examples, order: Int[np.ndarray, " E"]) -> list[list[int]]:
-        """Every example once, in rows: the longest first, each where it leaves the least room.
+    def pack(self, examples: Examples, order: Int[np.ndarray, " E"]) -> list[list[int]]:
+        """Every example once, as rows of indices, by best-fit decreasing bin packing.
 
-        `order` decides between examples of the same length.
+        `order` (E,) is the order of examples of the same length.
         """
         lengths = examples.lengths
         by_length = order[np.argsort(-lengths[order], kind="stable")]
         rows: list[list[int]] = []
-        rooms: list[tuple[int, int]] = []  # room left and number of each row that takes more
+        free: list[tuple[int, int]] = []  # (free tokens, row) of rows that can take more, sorted
         for i in by_length.tolist():
-            need = int(lengths[i])
-            place = bisect.bisect_left(rooms, (need, -1))
-            if place < len(rooms):
-                room, row = rooms.pop(place)
+            length = int(lengths[i])
+            best = bisect.bisect_left(free, (length, -1))
+            if best < len(free):
+                room, row = free.pop(best)
             else:
                 room, row = self.length, len(rows)
                 rows.append([])
             rows[row].append(i)
-            if room > need and len(rows[row]) < self.slots:
-                bisect.insort(rooms, (room - need, row))
+            if room > length and len(rows[row]) < self.slots:
+                bisect.insort(free, (room - length, row))
         return rows
 
     def shuffled(self, examples: Examples, seed: int, epoch: int) -> list[list[list[int]]]:
-        """Batches of rows of examples: all of them, in an order that the two numbers decide."""
+        """The batches of an epoch as rows of indices; `seed` and `epoch` decide the order."""
         rng = np.random.default_rng([seed, epoch])
-        rows = self.epoch(examples, rng.permutation(len(examples)))
+        rows = self.pack(examples, rng.permutation(len(examples)))
         mixed = [rows[i] for i in rng.permutation(len(rows))]
         return [mixed[i : i + self.rows] for i in range(0, len(mixed), self.rows)]
 
     def in_order(self, examples: Examples) -> Iterator[Batch]:
-        """All examples once, for scoring."""
-        rows = self.epoch(examples, np.arange(len(examples)))
+        """Batches with every example once, for evaluation."""
+        rows = self.pack(examples, np.arange(len(examples)))
         for i in range(0, len(rows), self.rows):
             yield self.batch(examples, rows[i : i + self.rows])
 
     def batch(self, examples: Examples, rows: list[list[int]]) -> Batch:
+        """The batch with these examples in its rows."""
         tokens = np.zeros((self.length, self.rows), np.uint8)
         resets = np.zeros((self.length, self.rows), bool)
         starts, ends, labels = np.zeros((3, self.rows, self.slots), np.int32)
         for b, row in enumerate(rows):
-            place = 0
+            start = 0
             for s, i in enumerate(row):
-                end = place + int(examples.lengths[i])
-                tokens[place:end, b] = examples[i]
-                resets[place, b] = True
-                starts[b, s], ends[b, s], labels[b, s] = place, end, examples.labels[i]
-                place = end
+                end = start + int(examples.lengths[i])
+                tokens[start:end, b] = examples[i]
+                resets[start, b] = True
+                starts[b, s], ends[b, s], labels[b, s] = start, end, examples.labels[i]
+                start = end
         return Batch(tokens, resets, starts, ends, labels)
 
 
-# --- The batches of a run, one after the other, for all seeds; a place in them can be saved -------
+class Cursor(NamedTuple):
+    """The position of each seed in its training data: part of a checkpoint.
 
-
-class RunnerState(NamedTuple):
-    """The next batch of each seed. Seeds pack their epochs differently, into more or fewer."""
+    Seeds pack their epochs differently, so that epochs have different numbers of batches.
+    """
 
     epoch: Int64[np.ndarray, " seeds"]
     batch: Int64[np.ndarray, " seeds"]
+    """The next batch of the epoch."""
 
     @classmethod
-    def beginning(cls, seeds: int) -> "RunnerState":
+    def start(cls, seeds: int) -> "Cursor":
         return cls(np.zeros(seeds, np.int64), np.zeros(seeds, np.int64))
 
 
-class Feed:
-    """`next()` gives arrays with a first axis for the seeds, and moves `place`."""
+class BatchStream:
+    """The training batches of all seeds, from a position on.
+
+    **Arguments:**
+
+    - `examples`: the training examples.
+    - `packing`: the shape of the batches.
+    - `seeds`: (seeds,) the seed of each stream.
+    - `cursor`: where to start.
+    """
 
     def __init__(
         self,
         examples: Examples,
         packing: Packing,
         seeds: UInt32[np.ndarray, " seeds"],
-        place: RunnerState,
+        cursor: Cursor,
     ) -> None:
-        self.place = RunnerState(place.epoch.copy(), place.batch.copy())
+        self.cursor = Cursor(cursor.epoch.copy(), cursor.batch.copy())
+        """The position of the next batch."""
         self._examples, self._packing, self._seeds = examples, packing, seeds
-        self._plans = [self._plan(i) for i in range(len(seeds))]
+        self._epochs = [self._shuffle(i) for i in range(len(seeds))]
 
     def next(self) -> Batch:
+        """The next batch of each seed, as arrays with a first axis of seeds; moves the cursor."""
         batches = [self._next(i) for i in range(len(self._seeds))]
         return Batch(*(np.stack(arrays) for arrays in zip(*batches, strict=True)))
 
     def _next(self, i: int) -> Batch:
-        if self.place.batch[i] == len(self._plans[i]):
-            self.place.epoch[i] += 1
-            self.place.batch[i] = 0
-            self._plans[i] = self._plan(i)
-        rows = self._plans[i][self.place.batch[i]]
-        self.place.batch[i] += 1
+        if self.cursor.batch[i] == len(self._epochs[i]):
+            self.cursor.epoch[i] += 1
+            self.cursor.batch[i] = 0
+            self._epochs[i] = self._shuffle(i)
+        rows = self._epochs[i][self.cursor.batch[i]]
+        self.cursor.batch[i] += 1
         return self._packing.batch(self._examples, rows)
 
-    def _plan(self, i: int) -> list[list[list[int]]]:
-        seed, epoch = int(self._seeds[i]), int(self.place.epoch[i])
+    def _shuffle(self, i: int) -> list[list[list[int]]]:
+        seed, epoch = int(self._seeds[i]), int(self.cursor.epoch[i])
         return self._packing.shuffled(self._examples, seed, epoch)

@@ -1,4 +1,4 @@
-"""A memory model that reads a sequence of tokens and says which class it belongs to."""
+"""A classifier of token sequences around a memory model (Appendix D)."""
 
 from typing import Any
 
@@ -11,20 +11,29 @@ from agalite import validation
 from agalite.memory import Memory, Transformer, make_memory
 from agalite.memory.block import Attention
 from agalite.memory.layers import Dense, HeadsIn, HeadsOut, LayerNorm
-from agalite.memory.window import WindowAttention
+from agalite.memory.transformer import WindowAttention
 from agalite.ops.activations import relu
-from agalite.ops.state import episode_starts
-from agalite.ops.window import window_attention
+from agalite.ops.resets import episode_starts
+from agalite.ops.softmax import window_attention
 
 POOLINGS = ("mean", "last")
 
 
 class Classifier(eqx.Module):
-    """tokens (T, B) in packed rows -> logits (B, S, classes), a row of S slots (see `packing`).
+    """Tokens (T, B) in packed rows (`batches.py`) -> logits (B, S, classes) of the S slots per row.
 
-    Token embedding, memory, the mean of its outputs over the sequence or the last of them, then
-    norm, a hidden layer with ReLU, and the logits. The memory reads from left to right: a model
-    that attends looks back only, unlike the encoders of the benchmark.
+    Token embedding, memory, the mean of the memory's outputs over the sequence or the last of them,
+    layer norm, a hidden layer with ReLU, logits. Attention is causal, as everywhere in this
+    library; the encoders of the benchmark attend in both directions.
+
+    **Arguments:**
+
+    - `vocabulary`, `classes`: the numbers of tokens and of classes.
+    - `memory`, `memory_options`: the memory model and its options.
+    - `embedding`: width of a token's embedding.
+    - `hidden_size`: width of the hidden layer.
+    - `pooling`: "mean" or "last".
+    - `key`: draws the weights.
     """
 
     embedding: Float[Array, "vocabulary E"]
@@ -46,15 +55,15 @@ class Classifier(eqx.Module):
         pooling: str = "mean",
         key: PRNGKeyArray,
     ) -> None:
-        validation.one_of("pooling", pooling, POOLINGS)
+        validation.check_one_of("pooling", pooling, POOLINGS)
         e, m, h, o = jax.random.split(key, 4)
         self.embedding = jax.random.normal(e, (vocabulary, embedding))
-        made = make_memory(memory, embedding, key=m, **memory_options)
-        self.memory = from_nothing(made) if isinstance(made, Transformer) else made
+        model = make_memory(memory, embedding, key=m, **memory_options)
+        self.memory = without_state(model) if isinstance(model, Transformer) else model
         self.norm = LayerNorm(self.memory.output_size)
         self.hidden = Dense(self.memory.output_size, [hidden_size], key=h)
         out = Dense(hidden_size, [classes], key=o)
-        # All classes start equally likely, nearly.
+        # With small weights all classes start almost equally likely.
         self.out = eqx.tree_at(lambda x: x.weight, out, 0.01 * out.weight)
         self.pooling = pooling
 
@@ -65,6 +74,7 @@ class Classifier(eqx.Module):
         starts: Int[Array, "B S"],
         ends: Int[Array, "B S"],
     ) -> Float[Array, "B S classes"]:
+        """The logits of every slot; those of an empty slot mean nothing."""
         xs = self.embedding[tokens]
         state = self.memory.initial_state()
         run = jax.vmap(self.memory.scan, in_axes=(None, 1, 1), out_axes=(0, 1))
@@ -77,28 +87,28 @@ class Classifier(eqx.Module):
     def _pool(
         self, ys: Float[Array, "T D"], starts: Int[Array, " S"], ends: Int[Array, " S"]
     ) -> Float[Array, "S D"]:
-        """As one small matrix product; zero for an empty slot."""
+        """The pooled outputs of one row's slots, as a matrix product; zero for an empty slot."""
         t = jnp.arange(ys.shape[0])
         first, end = starts[:, None], ends[:, None]
         if self.pooling == "last":
-            share = ((t == end - 1) & (end > first)).astype(ys.dtype)
+            weights = ((t == end - 1) & (end > first)).astype(ys.dtype)
         else:
             inside = (t >= first) & (t < end)
-            share = inside / jnp.maximum(end - first, 1).astype(ys.dtype)
-        return share @ ys
+            weights = inside / jnp.maximum(end - first, 1).astype(ys.dtype)
+        return weights @ ys
 
     @property
     def parameter_count(self) -> int:
-        """Of a model of shapes too."""
+        """The number of parameters; the arrays may be shapes."""
         leaves = jax.tree.leaves(self)
         return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-# --- The canonical transformer on whole sequences that begin with nothing before them -------------
+class FullAttention(Attention):
+    """`WindowAttention` over sequences that start with an empty window; it has no state.
 
-
-class WholeAttention(Attention):
-    """`WindowAttention` from an empty window, (T, D) -> (T, D); it keeps no state."""
+    A stateful window would be attended to although all of it is masked.
+    """
 
     norm: LayerNorm
     query: HeadsIn
@@ -131,12 +141,15 @@ class WholeAttention(Attention):
         return state, self.out(attended)
 
 
-def from_nothing(memory: Transformer) -> Transformer:
-    """The same weights and the same outputs, for a `scan` from `initial_state()` alone."""
+def without_state(memory: Transformer) -> Transformer:
+    """A transformer with the same weights whose `scan` always starts from an empty window.
+
+    The outputs equal those of `memory.scan` from `memory.initial_state()`.
+    """
     attentions = [block.attention for block in memory.blocks]
     assert all(isinstance(x, WindowAttention) for x in attentions)
     return eqx.tree_at(
         lambda m: [block.attention for block in m.blocks],
         memory,
-        [WholeAttention(x) for x in attentions if isinstance(x, WindowAttention)],
+        [FullAttention(x) for x in attentions if isinstance(x, WindowAttention)],
     )

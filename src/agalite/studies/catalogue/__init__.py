@@ -1,5 +1,8 @@
-"""Every study there is: one short file each, in this folder. To add one, write the file and name it
-here (docs/studies.md has a worked example)."""
+"""The studies, declared in one short file per experiment of the paper.
+
+To add one, write a file with a tuple `STUDIES` and name it in `_FILES`; docs/studies.md has a
+worked example.
+"""
 
 import importlib
 
@@ -24,7 +27,7 @@ _FILES = (
 
 
 def studies() -> dict[str, Study]:
-    """By name, in the order of the paper."""
+    """All studies by name, in the order of the paper."""
     found: dict[str, Study] = {}
     for file in _FILES:
         module = importlib.import_module(f"{__name__}.{file}")
@@ -33,6 +36,7 @@ def studies() -> dict[str, Study]:
 
 
 def find(name: str) -> Study:
+    """The study of this name; ValueError with the known names if there is none."""
     known = studies()
-    validation.one_of("study", name, known)
+    validation.check_one_of("study", name, known)
     return known[name]

@@ -1,33 +1,33 @@
 """The three parts of AGaLiTe, each taken away or replaced: gates, feature map, approximation."""
 
 from agalite.studies.catalogue import mystery_path, tmaze
-from agalite.studies.catalogue.agents import SPREAD
+from agalite.studies.catalogue.agents import LONG_HORIZON
 from agalite.studies.declaration import (
     Better,
-    Changes,
     Claim,
-    Curves,
     Factor,
+    LearningCurves,
     Metric,
     Scale,
+    Settings,
     Study,
     Training,
 )
 
-_AGALITE: dict[str, Changes] = {
+_AGALITE: dict[str, Settings] = {
     "agalite": {},
     "no gating": {"memory_options.gating": False},
     "elu+1": {"memory_options.feature": "elu1"},
     "dpfp": {"memory_options.feature": "dpfp"},
     "rank-1 trick": {"memory_options.basis": "rank1"},
 }
-_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
+_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 _CPU = {
     **tmaze.CPU,
     "env": "tmaze",
     "env_options.corridor": 20,
     "total_timesteps": 600_000,
-    "memory_options.horizon": SPREAD,
+    "memory_options.horizon": LONG_HORIZON,
 }
 
 
@@ -36,7 +36,7 @@ def _variants(*names: str) -> Factor:
 
 
 def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Study:
-    base: Changes = {
+    base: Settings = {
         "env": "tmaze",
         "memory": "agalite",
         "memory_options.eta": 4,
@@ -46,26 +46,26 @@ def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Stud
         name=name,
         title=title,
         paper="Section 6",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={**base, "env_options.corridor": 200},
         factors=(_variants("agalite", *others),),
         metrics=(_SUCCESS,),
-        figures=(Curves(lines="variant", bins=100),),
+        figures=(LearningCurves(lines="variant", bins=100),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes={**tmaze.SMOKE, "env_options.corridor": 4},
+                model_size="tiny",
+                settings={**tmaze.SMOKE, "env_options.corridor": 4},
                 factors=(_variants(others[0]),),
             ),
             "cpu": Scale(
                 seeds=4,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 note="A corridor of 20 instead of 200, small models, gates that start with long "
                 "memories.",
             ),
-            "paper": Scale(seeds=50, together=10, changes={"total_timesteps": 5_000_000}),
+            "paper": Scale(seeds=50, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
@@ -85,7 +85,7 @@ STUDIES = (
         name="ablation-gating",
         title="Ablation: AGaLiTe without its gates, in Mystery Path Grid",
         paper="Section 6",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={
             "env": "mystery-path-grid",
             "memory": "agalite",
@@ -94,26 +94,28 @@ STUDIES = (
         },
         factors=(_variants("agalite", "no gating"),),
         metrics=(
-            Metric(column="charts/success", name="success rate, last 1M steps", last=1_000_000),
-            Metric(column="charts/episodic_return", name="episodic return", last=1_000_000),
+            Metric(
+                column="charts/success", name="success rate, last 1M steps", last_steps=1_000_000
+            ),
+            Metric(column="charts/episodic_return", name="episodic return", last_steps=1_000_000),
         ),
-        figures=(Curves(lines="variant", bins=100),),
-        bands="95% interval",
+        figures=(LearningCurves(lines="variant", bins=100),),
+        error_bands="95% interval",
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=mystery_path.SMOKE,
+                model_size="tiny",
+                settings=mystery_path.SMOKE,
                 factors=(_variants("no gating"),),
             ),
             "cpu": Scale(
                 seeds=4,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 note="In a T-Maze with a corridor of 20, 600K steps, instead of Mystery Path Grid, "
                 "100M steps; small models, gates that start with long memories.",
             ),
-            "paper": Scale(seeds=15, together=5, changes={"total_timesteps": 100_000_000}),
+            "paper": Scale(seeds=15, seeds_per_run=5, settings={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(

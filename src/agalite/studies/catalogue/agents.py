@@ -1,12 +1,12 @@
-"""The agents that the paper compares, by the names it gives them."""
+"""The agents that the paper compares, by the names it gives them, and the sizes of their models."""
 
 from typing import Any
 
 from agalite import validation
 from agalite.memory.registry import BLOCKS, SMALL
-from agalite.studies.declaration import Changes, Factor
+from agalite.studies.declaration import Factor, Settings
 
-AGENTS: dict[str, Changes] = {
+AGENTS: dict[str, Settings] = {
     "lstm": {"memory": "lstm"},
     "gru": {"memory": "gru"},
     **{
@@ -20,27 +20,38 @@ AGENTS: dict[str, Changes] = {
     "transformer": {"memory": "transformer"},
 }
 
-# Time constants of the gates spread over 2 to 512 steps, where the paper's start near two.
-SPREAD = (2.0, 512.0)
+LONG_HORIZON = (2.0, 512.0)
+"""Initial time constants of the gates, in steps; the paper's initialisation gives about 2."""
 GATED = ("lstm", "gru", "galite", "agalite")
+"""The models whose gates have a `horizon`."""
 
 
-def agents(*names: str, spread: bool = False) -> Factor:
-    """`spread`: the gates of the models that have any start with long memories (findings)."""
-    levels: dict[str, Changes] = {}
+def agents(*names: str, long_horizon: bool = False) -> Factor:
+    """The factor "agent".
+
+    **Arguments:**
+
+    - `names`: keys of `AGENTS`.
+    - `long_horizon`: whether the gates of gated models start with time constants of
+      `LONG_HORIZON`.
+
+    **Returns:**
+
+    A factor with one level per agent.
+    """
+    levels: dict[str, Settings] = {}
     for name in names:
-        changes: dict[str, Any] = dict(AGENTS[name])
-        if spread and changes["memory"] in GATED:
-            changes["memory_options.horizon"] = SPREAD
-        levels[name] = changes
+        settings: dict[str, Any] = dict(AGENTS[name])
+        if long_horizon and settings["memory"] in GATED:
+            settings["memory_options.horizon"] = LONG_HORIZON
+        levels[name] = settings
     return Factor("agent", levels)
 
 
-# --- How large the models are: as in the paper, small enough for two cores, tiny enough for tests -
-
 _TINY = {"d_model": 16, "layers": 1, "heads": 1, "head_size": 8, "ffn_size": 16}
 
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
+# Options by model: the paper's sizes are the defaults, small ones suit two cores, tiny ones tests.
+MODEL_SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {},
     "small": SMALL,
     "tiny": {
@@ -52,8 +63,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def size(name: str, memory: str) -> dict[str, Any]:
-    """Settings for a model: {"memory_options.d_model": 64, ...}."""
-    validation.one_of("size", name, SIZES)
-    options = SIZES[name].get(memory, {})
+def model_size(name: str, memory: str) -> dict[str, Any]:
+    """The settings that give a model a size: {"memory_options.d_model": 64, ...}."""
+    validation.check_one_of("model_size", name, MODEL_SIZES)
+    options = MODEL_SIZES[name].get(memory, {})
     return {f"memory_options.{option}": value for option, value in options.items()}

@@ -1,16 +1,16 @@
 """Ours: three bases of the approximation with the same number of state vectors, in T-Maze."""
 
 from agalite.studies.catalogue import tmaze
-from agalite.studies.catalogue.agents import SPREAD
+from agalite.studies.catalogue.agents import LONG_HORIZON
 from agalite.studies.declaration import (
-    Against,
     Alike,
-    Changes,
     Claim,
-    Curves,
     Factor,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
+    Settings,
     Study,
     Training,
 )
@@ -18,67 +18,73 @@ from agalite.studies.declaration import (
 
 def _bases(*vectors: int) -> Factor:
     """The cosine bases keep r//2 + 1 vectors (`ops.delta`), slots as many as it has slots."""
-    levels: dict[str, Changes] = {}
+    levels: dict[str, Settings] = {}
     for count in vectors:
         for basis, r in (("paper", 2 * count - 1), ("published", 2 * count - 1), ("slots", count)):
             levels[f"{basis}/{count}"] = {"memory_options.basis": basis, "memory_options.r": r}
     return Factor("basis/vectors", levels)
 
 
-STUDIES = Study(
-    name="bases",
-    title="Three bases (paper, published, slots) at equal state, in T-Maze",
-    paper="ours",
-    note="The paper writes its cosines one way, its published code another; slots is ours. "
-    "'vectors' is the number of value vectors in a head's state.",
-    work=Training(preset="paper"),
-    base={
-        "env": "tmaze",
-        "memory": "agalite",
-        "memory_options.eta": 4,
-        "memory_options.horizon": SPREAD,
-        "env_options.corridor": 160,
-    },
-    factors=(_bases(1, 2, 4),),
-    metrics=(Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),),
-    figures=(
-        Against(x="vectors", lines="basis"),
-        Curves(lines="basis", panels="vectors"),
-    ),
-    scales={
-        "smoke": Scale(
-            seeds=1,
-            size="tiny",
-            changes={**tmaze.SMOKE, "env_options.corridor": 4},
-            factors=(Factor("basis/vectors", {"slots/2": _bases(2).levels["slots/2"]}),),
-        ),
-        "cpu": Scale(
-            seeds=4,
-            size="small",
-            changes={**tmaze.CPU, "total_timesteps": 600_000, "env_options.corridor": 20},
-            factors=(_bases(1, 4),),
-            note="A corridor of 20, small models.",
-        ),
-        "paper": Scale(
-            seeds=50,
-            together=10,
-            changes={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
-        ),
-    },
-    claims=(
-        Claim(
-            says="(ours) With one vector the three bases are alike: the paper's attention does "
-            "not depend on the query there.",
-            where="findings, section 1",
-            tests=tuple(
-                Alike(
-                    a={"basis": basis, "vectors": "1"},
-                    b={"basis": "paper", "vectors": "1"},
-                    within=0.1,
-                )
-                for basis in ("published", "slots")
+STUDIES = (
+    Study(
+        name="bases",
+        title="Three bases (paper, published, slots) at equal state, in T-Maze",
+        paper="ours",
+        note="The paper writes its cosines one way, its published code another; slots is ours. "
+        "'vectors' is the number of value vectors in a head's state.",
+        kind=Training(preset="paper"),
+        base={
+            "env": "tmaze",
+            "memory": "agalite",
+            "memory_options.eta": 4,
+            "memory_options.horizon": LONG_HORIZON,
+            "env_options.corridor": 160,
+        },
+        factors=(_bases(1, 2, 4),),
+        metrics=(
+            Metric(
+                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
             ),
-            scales=("paper", "cpu"),
+        ),
+        figures=(
+            LinePlot(x="vectors", lines="basis"),
+            LearningCurves(lines="basis", panels="vectors"),
+        ),
+        scales={
+            "smoke": Scale(
+                seeds=1,
+                model_size="tiny",
+                settings={**tmaze.SMOKE, "env_options.corridor": 4},
+                factors=(Factor("basis/vectors", {"slots/2": _bases(2).levels["slots/2"]}),),
+            ),
+            "cpu": Scale(
+                seeds=4,
+                model_size="small",
+                settings={**tmaze.CPU, "total_timesteps": 600_000, "env_options.corridor": 20},
+                factors=(_bases(1, 4),),
+                note="A corridor of 20, small models.",
+            ),
+            "paper": Scale(
+                seeds=50,
+                seeds_per_run=10,
+                settings={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
+            ),
+        },
+        claims=(
+            Claim(
+                says="(ours) With one vector the three bases are alike: the paper's attention does "
+                "not depend on the query there.",
+                where="findings, section 1",
+                tests=tuple(
+                    Alike(
+                        a={"basis": basis, "vectors": "1"},
+                        b={"basis": "paper", "vectors": "1"},
+                        within=0.1,
+                    )
+                    for basis in ("published", "slots")
+                ),
+                scales=("paper", "cpu"),
+            ),
         ),
     ),
 )

@@ -2,21 +2,21 @@
 
 from agalite.studies.catalogue.agents import agents
 from agalite.studies.declaration import (
-    Against,
     Better,
     Claim,
-    Curves,
     Factor,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Selection,
     Study,
     Training,
-    over,
+    vary,
 )
 
 _RETURN = Metric(
-    column="charts/episodic_return", name="episodic return, last 100K steps", last=100_000
+    column="charts/episodic_return", name="episodic return, last 100K steps", last_steps=100_000
 )
 _SMOKE = {
     "total_timesteps": 1024,
@@ -50,22 +50,24 @@ def _study(name: str, env: str, title: str, paper: str) -> Study:
         title=title,
         paper=paper,
         note=_NOTE,
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": env},
         factors=(agents("gru", "gtrxl-128", "agalite"),),
         metrics=(_RETURN,),
-        figures=(Curves(lines="agent", bins=100),),
+        figures=(LearningCurves(lines="agent", bins=100),),
         scales={
-            "smoke": Scale(seeds=1, size="tiny", changes=_SMOKE, factors=(agents("agalite"),)),
+            "smoke": Scale(
+                seeds=1, model_size="tiny", settings=_SMOKE, factors=(agents("agalite"),)
+            ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(agents("gru", "gtrxl-64", "agalite"),),
                 note="Small models, 250K steps of eight environments instead of 5M of one; a "
                 "window of 64 for GTrXL.",
             ),
-            "paper": Scale(seeds=30, together=10, changes={"total_timesteps": 5_000_000}),
+            "paper": Scale(seeds=30, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
@@ -106,40 +108,40 @@ STUDIES = (
         title="CartPole: the sweep over learning rates, both variants",
         paper="Appendix G.2, table of hyperparameters",
         note=_NOTE + " Nor does it say how it chose; here it is by the mean return.",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         factors=(
             agents("gru", "gtrxl-128", "agalite"),
             Factor(
                 "variant",
                 {"noisy": {"env": "noisy-masked-cartpole"}, "masked": {"env": "masked-cartpole"}},
             ),
-            over("learning_rate", "agent.learning_rate", (1e-2, 1e-3, 1e-4, 1e-5)),
+            vary("learning_rate", "agent.learning_rate", (1e-2, 1e-3, 1e-4, 1e-5)),
         ),
         metrics=(_RETURN,),
         selection=Selection(choose=("learning_rate",), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="agent", panels="variant"),),
+        figures=(LinePlot(x="learning_rate", lines="agent", panels="variant"),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(
                     agents("agalite"),
                     Factor("variant", {"masked": {"env": "masked-cartpole"}}),
-                    over("learning_rate", "agent.learning_rate", (1e-3,)),
+                    vary("learning_rate", "agent.learning_rate", (1e-3,)),
                 ),
             ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(
                     agents("gru", "gtrxl-64", "agalite"),
-                    over("learning_rate", "agent.learning_rate", (3e-3, 1e-3, 3e-4)),
+                    vary("learning_rate", "agent.learning_rate", (3e-3, 1e-3, 3e-4)),
                 ),
                 note="Small models, 250K steps of eight environments.",
             ),
-            "paper": Scale(seeds=5, changes={"total_timesteps": 5_000_000}),
+            "paper": Scale(seeds=5, settings={"total_timesteps": 5_000_000}),
         },
     ),
 )

@@ -1,10 +1,10 @@
 """Operations and space of one attention head: how many times GTrXL's are AGaLiTe's."""
 
 from agalite.studies.declaration import (
-    Against,
     Between,
     Claim,
     Factor,
+    LinePlot,
     Measurement,
     Metric,
     Scale,
@@ -42,30 +42,32 @@ def _claim(what: str, column: str, value: float, where: str) -> Claim:
     )
 
 
-STUDIES = Study(
-    name="cost",
-    title="Operations and space of one head, GTrXL's by AGaLiTe's",
-    paper="Section 5, in the text of each experiment; Table 1",
-    note="Counted line by line from the algorithms, with the state folded (ours), and as XLA "
-    "counts them in the compiled program of one streaming step.",
-    work=Measurement("agalite.studies.measurements:cost"),
-    factors=(Factor("head", {"one": {}}),),
-    metrics=(
-        Metric(column="operations", name="operations, GTrXL / AGaLiTe", exact=True),
-        Metric(column="state", name="space, GTrXL / AGaLiTe", exact=True),
-    ),
-    figures=(
-        Against(x="comparison", lines="counted"),
-        Against(x="comparison", lines="counted", metric="state"),
-    ),
-    scales={
-        "smoke": Scale(changes={"quick": True}),
-        "cpu": Scale(),
-        "paper": Scale(),
-    },
-    claims=tuple(
-        _claim(what, column, value, where)
-        for what, operations, space, where in _CLAIMS
-        for column, value in (("operations", operations), ("state", space))
+STUDIES = (
+    Study(
+        name="cost",
+        title="Operations and space of one head, GTrXL's by AGaLiTe's",
+        paper="Section 5, in the text of each experiment; Table 1",
+        note="Counted line by line from the algorithms, with the state folded (ours), and as XLA "
+        "counts them in the compiled program of one streaming step.",
+        kind=Measurement("agalite.studies.measurements:cost"),
+        factors=(Factor("head", {"one": {}}),),
+        metrics=(
+            Metric(column="operations", name="operations, GTrXL / AGaLiTe", exact=True),
+            Metric(column="state", name="space, GTrXL / AGaLiTe", exact=True),
+        ),
+        figures=(
+            LinePlot(x="comparison", lines="counted"),
+            LinePlot(x="comparison", lines="counted", metric="state"),
+        ),
+        scales={
+            "smoke": Scale(settings={"quick": True}),
+            "cpu": Scale(),
+            "paper": Scale(),
+        },
+        claims=tuple(
+            _claim(what, column, value, where)
+            for what, operations, space, where in _CLAIMS
+            for column, value in (("operations", operations), ("state", space))
+        ),
     ),
 )

@@ -1,22 +1,22 @@
-"""Craftax: an open world that is seen only in part."""
+"""Craftax: an open-ended game that is observed only in part."""
 
 from agalite.studies.catalogue.agents import agents
 from agalite.studies.declaration import (
-    Against,
     Better,
     Between,
     Claim,
-    Curves,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Selection,
     Study,
     Training,
-    over,
+    vary,
 )
 
 _RETURN = Metric(
-    column="charts/episodic_return", name="episodic return, last 1M steps", last=1_000_000
+    column="charts/episodic_return", name="episodic return, last 1M steps", last_steps=1_000_000
 )
 # The smaller game: the larger one takes a minute to compile.
 _SMOKE = {
@@ -46,34 +46,34 @@ STUDIES = (
         name="craftax",
         title="Craftax symbolic: return over training, and every achievement",
         paper="Section 5, figure on Craftax; Appendix J",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": "craftax-symbolic"},
         factors=(agents("gtrxl-128", "agalite-8"),),
         metrics=(_RETURN,),
         figures=(
-            Curves(lines="agent", bins=100),
-            Curves(
+            LearningCurves(lines="agent", bins=100),
+            LearningCurves(
                 lines="agent",
                 columns="charts/Achievements/*",
                 title="achievements, percent of episodes",
             ),
         ),
-        bands="95% interval",
+        error_bands="95% interval",
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(agents("agalite-8"),),
             ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(agents("gtrxl-64", "agalite-8"),),
                 note="1M steps of 64 environments instead of 1B of 1024; small models.",
             ),
-            "paper": Scale(seeds=15, together=1, changes={"total_timesteps": 1_000_000_000}),
+            "paper": Scale(seeds=15, seeds_per_run=1, settings={"total_timesteps": 1_000_000_000}),
         },
         claims=(
             Claim(
@@ -96,39 +96,39 @@ STUDIES = (
         name="craftax-sweep",
         title="Craftax symbolic: the sweep that chooses learning rate and entropy coefficient",
         paper="Appendix G.5, tuning strategy",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": "craftax-symbolic"},
         factors=(
             agents("gtrxl-128", "agalite-8"),
-            over("learning_rate", "agent.learning_rate", (2e-4, 3e-4, 4e-4)),
-            over("ent_coef", "agent.ent_coef", (0.0, 1e-2, 1e-3)),
+            vary("learning_rate", "agent.learning_rate", (2e-4, 3e-4, 4e-4)),
+            vary("ent_coef", "agent.ent_coef", (0.0, 1e-2, 1e-3)),
         ),
         metrics=(_RETURN,),
-        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
+        selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
+        figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(
                     agents("agalite-8"),
-                    over("learning_rate", "agent.learning_rate", (3e-4,)),
-                    over("ent_coef", "agent.ent_coef", (1e-3,)),
+                    vary("learning_rate", "agent.learning_rate", (3e-4,)),
+                    vary("ent_coef", "agent.ent_coef", (1e-3,)),
                 ),
             ),
             "cpu": Scale(
                 seeds=1,
-                size="small",
-                changes={**_CPU, "total_timesteps": 300_000},
+                model_size="small",
+                settings={**_CPU, "total_timesteps": 300_000},
                 factors=(
                     agents("gtrxl-64", "agalite-8"),
-                    over("learning_rate", "agent.learning_rate", (3e-4, 1e-3)),
-                    over("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
+                    vary("learning_rate", "agent.learning_rate", (3e-4, 1e-3)),
+                    vary("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
                 note="300K steps of 64 environments instead of 100M of 1024; small models.",
             ),
-            "paper": Scale(seeds=5, together=1, changes={"total_timesteps": 100_000_000}),
+            "paper": Scale(seeds=5, seeds_per_run=1, settings={"total_timesteps": 100_000_000}),
         },
     ),
 )

@@ -2,60 +2,66 @@
 
 from agalite.studies.catalogue import tmaze
 from agalite.studies.declaration import (
-    Against,
     Between,
     Claim,
+    LinePlot,
     Metric,
     Scale,
     Study,
     Training,
-    over,
+    vary,
 )
 
 
 def _windows(*sizes: int):
-    return over("window", "memory_options.memory", sizes)
+    return vary("window", "memory_options.memory", sizes)
 
 
-STUDIES = Study(
-    name="gtrxl-window",
-    title="GTrXL's window against the corridor's length, in T-Maze",
-    paper="ours",
-    note="Each of GTrXL's layers reads a window of M inputs, so that what reaches the last of "
-    "L layers can be from M * L steps ago, though no layer sees so far by itself.",
-    work=Training(preset="paper"),
-    base={"env": "tmaze", "memory": "gtrxl"},
-    factors=(_windows(32, 64, 128, 256), tmaze.corridor(40, 80, 120, 160, 200)),
-    metrics=(Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),),
-    figures=(Against(x="corridor", lines="window"),),
-    scales={
-        "smoke": Scale(
-            seeds=1,
-            size="tiny",
-            changes=tmaze.SMOKE,
-            factors=(_windows(8), tmaze.corridor(4)),
+STUDIES = (
+    Study(
+        name="gtrxl-window",
+        title="GTrXL's window against the corridor's length, in T-Maze",
+        paper="ours",
+        note="Each of GTrXL's layers reads a window of M inputs, so that what reaches the last of "
+        "L layers can be from M * L steps ago, though no layer sees so far by itself.",
+        kind=Training(preset="paper"),
+        base={"env": "tmaze", "memory": "gtrxl"},
+        factors=(_windows(32, 64, 128, 256), tmaze.corridor(40, 80, 120, 160, 200)),
+        metrics=(
+            Metric(
+                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
+            ),
         ),
-        "cpu": Scale(
-            seeds=2,
-            size="small",
-            changes={**tmaze.CPU, "total_timesteps": 600_000},
-            factors=(_windows(8, 16, 32, 64), tmaze.corridor(10, 20, 40)),
-            note="Corridors of 10 to 40, windows of 8 to 64, small models.",
-        ),
-        "paper": Scale(seeds=20, together=10, changes={"total_timesteps": 5_000_000}),
-    },
-    claims=(
-        Claim(
-            says="(ours) A window that holds the whole corridor is enough.",
-            where="the paper's claim on GTrXL-256, at other lengths",
-            tests=(Between(a={"window": "64", "corridor": "20"}, low=0.9, high=1.0),),
-            scales=("cpu",),
-        ),
-        Claim(
-            says="(ours) Layers times window shorter than the corridor: chance.",
-            where="the paper's claim on GTrXL-128, at other lengths",
-            tests=(Between(a={"window": "8", "corridor": "40"}, low=0.35, high=0.65),),
-            scales=("cpu",),
+        figures=(LinePlot(x="corridor", lines="window"),),
+        scales={
+            "smoke": Scale(
+                seeds=1,
+                model_size="tiny",
+                settings=tmaze.SMOKE,
+                factors=(_windows(8), tmaze.corridor(4)),
+            ),
+            "cpu": Scale(
+                seeds=2,
+                model_size="small",
+                settings={**tmaze.CPU, "total_timesteps": 600_000},
+                factors=(_windows(8, 16, 32, 64), tmaze.corridor(10, 20, 40)),
+                note="Corridors of 10 to 40, windows of 8 to 64, small models.",
+            ),
+            "paper": Scale(seeds=20, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
+        },
+        claims=(
+            Claim(
+                says="(ours) A window that holds the whole corridor is enough.",
+                where="the paper's claim on GTrXL-256, at other lengths",
+                tests=(Between(a={"window": "64", "corridor": "20"}, low=0.9, high=1.0),),
+                scales=("cpu",),
+            ),
+            Claim(
+                says="(ours) Layers times window shorter than the corridor: chance.",
+                where="the paper's claim on GTrXL-128, at other lengths",
+                tests=(Between(a={"window": "8", "corridor": "40"}, low=0.35, high=0.65),),
+                scales=("cpu",),
+            ),
         ),
     ),
 )

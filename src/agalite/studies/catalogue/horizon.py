@@ -1,13 +1,13 @@
 """Ours: gates that start with a memory of two steps, and gates that start with long ones."""
 
 from agalite.studies.catalogue import tmaze
-from agalite.studies.catalogue.agents import GATED, SPREAD, agents
+from agalite.studies.catalogue.agents import GATED, LONG_HORIZON, agents
 from agalite.studies.declaration import (
-    Against,
     Better,
     Claim,
-    Curves,
     Factor,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Study,
@@ -16,60 +16,66 @@ from agalite.studies.declaration import (
 
 _HORIZON = Factor(
     "horizon",
-    {"none": {"memory_options.horizon": None}, "spread": {"memory_options.horizon": SPREAD}},
+    {"none": {"memory_options.horizon": None}, "spread": {"memory_options.horizon": LONG_HORIZON}},
 )
 
-STUDIES = Study(
-    name="horizon",
-    title="Where the gates start (none against spread), all gated models, in T-Maze",
-    paper="ours",
-    work=Training(preset="paper"),
-    base={"env": "tmaze"},
-    factors=(agents(*GATED), _HORIZON, tmaze.corridor(120)),
-    metrics=(Metric(column="charts/success", name="success rate, last 100K steps", last=100_000),),
-    figures=(
-        Against(x="horizon", lines="agent", panels="corridor"),
-        Curves(lines="horizon", panels="agent"),
-    ),
-    scales={
-        "smoke": Scale(
-            seeds=1,
-            size="tiny",
-            changes=tmaze.SMOKE,
-            factors=(
-                agents("lstm"),
-                tmaze.corridor(4),
-                Factor("horizon", {"spread": _HORIZON.levels["spread"]}),
+STUDIES = (
+    Study(
+        name="horizon",
+        title="Where the gates start (none against spread), all gated models, in T-Maze",
+        paper="ours",
+        kind=Training(preset="paper"),
+        base={"env": "tmaze"},
+        factors=(agents(*GATED), _HORIZON, tmaze.corridor(120)),
+        metrics=(
+            Metric(
+                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
             ),
         ),
-        "cpu": Scale(
-            seeds=4,
-            size="small",
-            changes={**tmaze.CPU, "total_timesteps": 600_000},
-            factors=(tmaze.corridor(40),),
-            note="A corridor of 40 instead of 120, small models.",
+        figures=(
+            LinePlot(x="horizon", lines="agent", panels="corridor"),
+            LearningCurves(lines="horizon", panels="agent"),
         ),
-        "paper": Scale(
-            seeds=50,
-            together=10,
-            changes={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
-        ),
-    },
-    claims=(
-        *(
-            Claim(
-                says=f"(ours) Spread time constants are the difference between chance and "
-                f"success: {agent}.",
-                where="findings, section 8",
-                tests=(
-                    Better(
-                        a={"agent": agent, "horizon": "spread"},
-                        b={"agent": agent, "horizon": "none"},
-                    ),
+        scales={
+            "smoke": Scale(
+                seeds=1,
+                model_size="tiny",
+                settings=tmaze.SMOKE,
+                factors=(
+                    agents("lstm"),
+                    tmaze.corridor(4),
+                    Factor("horizon", {"spread": _HORIZON.levels["spread"]}),
                 ),
-                scales=("paper", "cpu"),
-            )
-            for agent in GATED
+            ),
+            "cpu": Scale(
+                seeds=4,
+                model_size="small",
+                settings={**tmaze.CPU, "total_timesteps": 600_000},
+                factors=(tmaze.corridor(40),),
+                note="A corridor of 40 instead of 120, small models.",
+            ),
+            "paper": Scale(
+                seeds=50,
+                seeds_per_run=10,
+                settings={"total_timesteps": 5_000_000, "agent.learning_rate": 3e-4},
+            ),
+        },
+        claims=(
+            *(
+                Claim(
+                    says=f"(ours) Spread time constants are the difference between chance and "
+                    f"success: {agent}.",
+                    where="findings, section 8",
+                    tests=(
+                        Better(
+                            a={"agent": agent, "horizon": "spread"},
+                            b={"agent": agent, "horizon": "none"},
+                        ),
+                    ),
+                    scales=("paper", "cpu"),
+                )
+                for agent in GATED
+            ),
         ),
     ),
 )

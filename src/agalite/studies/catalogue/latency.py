@@ -1,10 +1,10 @@
 """How long a forward pass takes: one element of a stream, and a whole sequence."""
 
 from agalite.studies.declaration import (
-    Against,
     Better,
     Claim,
     Factor,
+    LinePlot,
     Measurement,
     Metric,
     Ratio,
@@ -12,7 +12,7 @@ from agalite.studies.declaration import (
     Study,
 )
 
-_MS = Metric(column="ms", name="milliseconds", higher=False)
+_MS = Metric(column="ms", name="milliseconds", higher_is_better=False)
 _NOTE = (
     "12 layers, 8 heads of 64, d = 256, batch 1, as in the paper; on this machine's CPU, where the "
     "paper had an NVIDIA A100. 'gtrxl' projects its whole memory at every step, as published; "
@@ -26,22 +26,22 @@ STUDIES = (
         title="Latency of one element of a stream, against GTrXL's context",
         paper="Appendix K",
         note=_NOTE,
-        work=Measurement("agalite.studies.measurements:latency"),
+        kind=Measurement("agalite.studies.measurements:latency"),
         factors=(Factor("part", {"stream": {"part": "stream"}}),),
         base={"seconds": 2.0},
         metrics=(_MS,),
-        figures=(Against(x="context", lines="model", log=True),),
+        figures=(LinePlot(x="context", lines="model", log=True),),
         scales={
             "smoke": Scale(
                 seeds=3,
-                changes={
+                settings={
                     "quick": True,
                     "seconds": 0.05,
                     "models": ("agalite(4,1)", "gtrxl-128"),
                 },
             ),
             "cpu": Scale(seeds=100),
-            "paper": Scale(seeds=100, changes={"seconds": 60.0}),
+            "paper": Scale(seeds=100, settings={"seconds": 60.0}),
         },
         claims=(
             Claim(
@@ -83,22 +83,22 @@ STUDIES = (
         title="Latency of a whole sequence, against its length",
         paper="Appendix K",
         note=_NOTE,
-        work=Measurement("agalite.studies.measurements:latency"),
+        kind=Measurement("agalite.studies.measurements:latency"),
         factors=(Factor("part", {"sequence": {"part": "sequence"}}),),
         base={"seconds": 2.0},
         metrics=(_MS,),
-        figures=(Against(x="length", lines="model", log=True),),
+        figures=(LinePlot(x="length", lines="model", log=True),),
         scales={
             "smoke": Scale(
                 seeds=3,
-                changes={
+                settings={
                     "quick": True,
                     "seconds": 0.05,
                     "models": ("agalite(4,1)",),
                 },
             ),
             "cpu": Scale(seeds=100),
-            "paper": Scale(seeds=100, changes={"seconds": 60.0}),
+            "paper": Scale(seeds=100, settings={"seconds": 60.0}),
         },
         claims=(
             Claim(

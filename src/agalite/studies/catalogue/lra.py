@@ -5,7 +5,7 @@ from agalite.studies.declaration import (
     Better,
     Between,
     Claim,
-    Curves,
+    LearningCurves,
     Metric,
     Scale,
     Study,
@@ -42,27 +42,29 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
         paper="Appendix D",
         note="A step is one token. The paper quotes its baselines, of larger models, from Tay et "
         "al. (2021); here all models are trained alike.",
-        work=Supervised(preset="paper"),
+        kind=Supervised(preset="paper"),
         base={"task": task},
         factors=(agents("linear", "transformer", "agalite-8"),),
         metrics=(_ACCURACY,),
         figures=(
-            Curves(
+            LearningCurves(
                 lines="agent",
                 columns="charts/validation_accuracy",
                 title="validation accuracy while training",
             ),
         ),
         scales={
-            "smoke": Scale(seeds=1, size="tiny", changes=smoke, factors=(agents("agalite-8"),)),
+            "smoke": Scale(
+                seeds=1, model_size="tiny", settings=smoke, factors=(agents("agalite-8"),)
+            ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(agents("linear", "agalite-8"),),
                 note="4M tokens instead of 40M, small models, no softmax transformer.",
             ),
-            "paper": Scale(seeds=10, together=1),
+            "paper": Scale(seeds=10, seeds_per_run=1),
         },
         claims=(
             Claim(

@@ -1,22 +1,22 @@
 """Memory Maze: three-dimensional mazes whose objects must be found again and again."""
 
 from agalite.studies.declaration import (
-    Against,
     Alike,
-    Changes,
     Claim,
-    Curves,
     Factor,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Selection,
+    Settings,
     Study,
     Training,
-    over,
+    vary,
 )
 
 _RETURN = Metric(
-    column="charts/episodic_return", name="episodic return, last 1M steps", last=1_000_000
+    column="charts/episodic_return", name="episodic return, last 1M steps", last_steps=1_000_000
 )
 _SMOKE = {
     "total_timesteps": 192,
@@ -48,7 +48,7 @@ _NOTE = (
     "it is what was learned that goes on, not the episodes."
 )
 # Sizes are the preset's for Memory Maze (d = 512, 4 layers, 8 heads of 64).
-_AGENTS: dict[str, Changes] = {
+_AGENTS: dict[str, Settings] = {
     **{f"gtrxl-{m}": {"memory": "gtrxl", "memory_options.memory": m} for m in (16, 64, 128, 256)},
     "agalite": {"memory": "agalite", "memory_options.eta": 4, "memory_options.r": 7},
 }
@@ -68,26 +68,26 @@ STUDIES = (
         title="Memory Maze in four sizes: return over training",
         paper="Section 5, figure on Memory Maze; Appendix H",
         note=_NOTE,
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         factors=(_agents("gtrxl-256", "agalite"), _mazes(9, 11, 13, 15)),
         metrics=(_RETURN,),
-        figures=(Curves(lines="agent", panels="maze", bins=100),),
+        figures=(LearningCurves(lines="agent", panels="maze", bins=100),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(_agents("agalite"), _mazes(9)),
             ),
             "cpu": Scale(
                 seeds=1,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(_agents("gtrxl-64", "agalite"), _mazes(9, 11)),
                 note="The two smaller mazes, 250K steps instead of 100M, small models, a window "
                 "of 64 for GTrXL.",
             ),
-            "paper": Scale(seeds=3, changes={"total_timesteps": 100_000_000}),
+            "paper": Scale(seeds=3, settings={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -112,25 +112,25 @@ STUDIES = (
         title="Memory Maze 13x13: GTrXL with memories of 64, 128 and 256",
         paper="Appendix I",
         note=_NOTE,
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         factors=(_agents("gtrxl-64", "gtrxl-128", "gtrxl-256", "agalite"), _mazes(13)),
         metrics=(_RETURN,),
-        figures=(Curves(lines="agent", bins=100),),
+        figures=(LearningCurves(lines="agent", bins=100),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(_agents("gtrxl-16"), _mazes(9)),
             ),
             "cpu": Scale(
                 seeds=1,
-                size="small",
-                changes=_CPU,
+                model_size="small",
+                settings=_CPU,
                 factors=(_agents("gtrxl-16", "gtrxl-64", "agalite"), _mazes(9)),
                 note="In 9x9, with memories of 16 and 64, 250K steps, small models.",
             ),
-            "paper": Scale(seeds=3, changes={"total_timesteps": 100_000_000}),
+            "paper": Scale(seeds=3, settings={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -152,41 +152,41 @@ STUDIES = (
         title="Memory Maze 11x11: the sweep that chooses learning rate and entropy coefficient",
         paper="Appendix G.4, tuning strategy",
         note=_NOTE,
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         factors=(
             _agents("gtrxl-256", "agalite"),
             _mazes(11),
-            over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
-            over("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4)),
+            vary("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
+            vary("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4)),
         ),
         metrics=(_RETURN,),
-        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
+        selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
+        figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=_SMOKE,
+                model_size="tiny",
+                settings=_SMOKE,
                 factors=(
                     _agents("agalite"),
                     _mazes(9),
-                    over("learning_rate", "agent.learning_rate", (2.5e-4,)),
-                    over("ent_coef", "agent.ent_coef", (3e-3,)),
+                    vary("learning_rate", "agent.learning_rate", (2.5e-4,)),
+                    vary("ent_coef", "agent.ent_coef", (3e-3,)),
                 ),
             ),
             "cpu": Scale(
                 seeds=1,
-                size="small",
-                changes={**_CPU, "total_timesteps": 100_000},
+                model_size="small",
+                settings={**_CPU, "total_timesteps": 100_000},
                 factors=(
                     _agents("gtrxl-64", "agalite"),
                     _mazes(9),
-                    over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
-                    over("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
+                    vary("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
+                    vary("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
                 ),
                 note="In 9x9, 100K steps instead of 15M, small models.",
             ),
-            "paper": Scale(seeds=3, changes={"total_timesteps": 15_000_000}),
+            "paper": Scale(seeds=3, settings={"total_timesteps": 15_000_000}),
         },
     ),
 )

@@ -2,23 +2,23 @@
 
 from agalite.studies.catalogue.agents import agents
 from agalite.studies.declaration import (
-    Against,
     Alike,
     Better,
     Claim,
-    Curves,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Selection,
     Study,
     Training,
-    over,
+    vary,
 )
 
 _AGENTS = ("gtrxl-32", "gtrxl-64", "gtrxl-128", "agalite", "agalite-8")
 _METRICS = (
-    Metric(column="charts/success", name="success rate, last 1M steps", last=1_000_000),
-    Metric(column="charts/episodic_return", name="episodic return", last=1_000_000),
+    Metric(column="charts/success", name="success rate, last 1M steps", last_steps=1_000_000),
+    Metric(column="charts/episodic_return", name="episodic return", last_steps=1_000_000),
 )
 SMOKE = {
     "total_timesteps": 512,
@@ -47,27 +47,27 @@ def _study(name: str, title: str, seeds: int) -> Study:
         name=name,
         title=title,
         paper="Section 5, figure on Mystery Path; Appendix G.3",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": name},
         factors=(agents(*_AGENTS),),
         metrics=_METRICS,
-        figures=(Curves(lines="agent", bins=100),),
-        bands="95% interval",
+        figures=(LearningCurves(lines="agent", bins=100),),
+        error_bands="95% interval",
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=SMOKE,
+                model_size="tiny",
+                settings=SMOKE,
                 factors=(agents("gtrxl-8" if name.endswith("grid") else "agalite"),),
             ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes=CPU,
+                model_size="small",
+                settings=CPU,
                 factors=(agents("gtrxl-32", "gtrxl-128", "agalite", "agalite-8"),),
                 note="400K steps of 32 environments instead of 100M of 128; small models.",
             ),
-            "paper": Scale(seeds=seeds, together=5, changes={"total_timesteps": 100_000_000}),
+            "paper": Scale(seeds=seeds, seeds_per_run=5, settings={"total_timesteps": 100_000_000}),
         },
         claims=(
             Claim(
@@ -96,40 +96,40 @@ STUDIES = (
         name="mystery-path-sweep",
         title="Mystery Path Grid: the sweep that chooses learning rate and entropy coefficient",
         paper="Appendix G.3, tuning strategy",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": "mystery-path-grid"},
         factors=(
             agents(*_AGENTS),
-            over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
-            over("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4, 3e-5)),
+            vary("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4, 2.5e-5)),
+            vary("ent_coef", "agent.ent_coef", (3e-2, 3e-3, 3e-4, 3e-5)),
         ),
         # The paper chooses by reward here.
         metrics=_METRICS[::-1],
-        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
+        selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
+        figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=SMOKE,
+                model_size="tiny",
+                settings=SMOKE,
                 factors=(
                     agents("agalite"),
-                    over("learning_rate", "agent.learning_rate", (2.5e-4,)),
-                    over("ent_coef", "agent.ent_coef", (3e-3,)),
+                    vary("learning_rate", "agent.learning_rate", (2.5e-4,)),
+                    vary("ent_coef", "agent.ent_coef", (3e-3,)),
                 ),
             ),
             "cpu": Scale(
                 seeds=1,
-                size="small",
-                changes={**CPU, "total_timesteps": 200_000},
+                model_size="small",
+                settings={**CPU, "total_timesteps": 200_000},
                 factors=(
                     agents("gtrxl-128", "agalite"),
-                    over("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
-                    over("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
+                    vary("learning_rate", "agent.learning_rate", (2.5e-3, 2.5e-4)),
+                    vary("ent_coef", "agent.ent_coef", (3e-2, 3e-3)),
                 ),
                 note="200K steps of 32 environments instead of 60M of 128; small models.",
             ),
-            "paper": Scale(seeds=3, changes={"total_timesteps": 60_000_000}),
+            "paper": Scale(seeds=3, settings={"total_timesteps": 60_000_000}),
         },
     ),
 )

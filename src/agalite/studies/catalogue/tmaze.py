@@ -2,24 +2,24 @@
 
 from agalite.studies.catalogue.agents import agents
 from agalite.studies.declaration import (
-    Against,
     Alike,
     Better,
     Between,
     Claim,
-    Curves,
+    LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Selection,
     Study,
     Training,
-    over,
+    vary,
 )
 
 _AGENTS = ("lstm", "gru", "gtrxl-128", "gtrxl-256", "linear", "galite", "agalite")
 _LENGTHS = (120, 140, 160, 180, 200)
 _LONG = tuple(str(n) for n in _LENGTHS[1:])
-_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last=100_000)
+_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 SMOKE = {
     "total_timesteps": 2048,
     "num_envs": 4,
@@ -40,7 +40,7 @@ CPU = {
 
 
 def corridor(*lengths: int):
-    return over("corridor", "env_options.corridor", lengths)
+    return vary("corridor", "env_options.corridor", lengths)
 
 
 STUDIES = (
@@ -48,28 +48,28 @@ STUDIES = (
         name="tmaze",
         title="T-Maze: success against corridor length, seven agents",
         paper="Section 5, figure on T-Maze; Appendix G.1",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": "tmaze"},
         factors=(agents(*_AGENTS), corridor(*_LENGTHS)),
         metrics=(
             _SUCCESS,
-            Metric(column="charts/episodic_return", name="episodic return", last=100_000),
+            Metric(column="charts/episodic_return", name="episodic return", last_steps=100_000),
         ),
         figures=(
-            Against(x="corridor", lines="agent"),
-            Curves(lines="agent", panels="corridor"),
+            LinePlot(x="corridor", lines="agent"),
+            LearningCurves(lines="agent", panels="corridor"),
         ),
         scales={
             "smoke": Scale(
                 seeds=2,
-                size="tiny",
-                changes=SMOKE,
+                model_size="tiny",
+                settings=SMOKE,
                 factors=(agents("gru", "agalite"), corridor(4)),
             ),
             "cpu": Scale(
                 seeds=4,
-                size="small",
-                changes={**CPU, "total_timesteps": 600_000},
+                model_size="small",
+                settings={**CPU, "total_timesteps": 600_000},
                 factors=(
                     agents(
                         "lstm",
@@ -79,14 +79,14 @@ STUDIES = (
                         "linear",
                         "galite",
                         "agalite",
-                        spread=True,
+                        long_horizon=True,
                     ),
                     corridor(20, 40),
                 ),
                 note="Corridors of 20 and 40 instead of 120 to 200, windows of GTrXL shorter and "
                 "longer than they are; small models; gates that start with long memories.",
             ),
-            "paper": Scale(seeds=50, together=10, changes={"total_timesteps": 5_000_000}),
+            "paper": Scale(seeds=50, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
         },
         claims=(
             Claim(
@@ -149,42 +149,42 @@ STUDIES = (
         name="tmaze-sweep",
         title="T-Maze: the sweep that chooses learning rate and entropy coefficient",
         paper="Appendix G.1, tuning strategy",
-        work=Training(preset="paper"),
+        kind=Training(preset="paper"),
         base={"env": "tmaze"},
         factors=(
             agents(*_AGENTS),
             corridor(*_LENGTHS),
-            over("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
-            over("ent_coef", "agent.ent_coef", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
+            vary("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
+            vary("ent_coef", "agent.ent_coef", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
         ),
         metrics=(_SUCCESS,),
-        selection=Selection(choose=("learning_rate", "entropy"), within=("agent",)),
-        figures=(Against(x="learning_rate", lines="ent_coef", panels="agent"),),
+        selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
+        figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
                 seeds=1,
-                size="tiny",
-                changes=SMOKE,
+                model_size="tiny",
+                settings=SMOKE,
                 factors=(
                     agents("agalite"),
                     corridor(4),
-                    over("learning_rate", "agent.learning_rate", (1e-3, 1e-4)),
-                    over("ent_coef", "agent.ent_coef", (1e-2,)),
+                    vary("learning_rate", "agent.learning_rate", (1e-3, 1e-4)),
+                    vary("ent_coef", "agent.ent_coef", (1e-2,)),
                 ),
             ),
             "cpu": Scale(
                 seeds=2,
-                size="small",
-                changes={**CPU, "total_timesteps": 300_000},
+                model_size="small",
+                settings={**CPU, "total_timesteps": 300_000},
                 factors=(
-                    agents("gru", "gtrxl-64", "linear", "galite", "agalite", spread=True),
+                    agents("gru", "gtrxl-64", "linear", "galite", "agalite", long_horizon=True),
                     corridor(20),
-                    over("learning_rate", "agent.learning_rate", (1e-3, 3e-4)),
-                    over("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
+                    vary("learning_rate", "agent.learning_rate", (1e-3, 3e-4)),
+                    vary("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
                 note="One corridor of 20, four settings of each agent, small models.",
             ),
-            "paper": Scale(seeds=5, changes={"total_timesteps": 5_000_000}),
+            "paper": Scale(seeds=5, settings={"total_timesteps": 5_000_000}),
         },
         claims=(),
     ),
