@@ -1,43 +1,61 @@
-"""`agalite bench`: speed, cost and memory. Nothing heavy is imported until it is run."""
+"""`agalite bench`: speed, cost and memory. Heavy modules are imported when a benchmark runs."""
 
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro.conf
 
-from agalite import extras, files, validation
+from agalite import extras
+
+# By field of `Throughput`: the module whose `run(rounds=, out=)` measures it.
+_MODULES = {
+    "models": "agalite.bench.models",
+    "envs": "agalite.bench.environments",
+    "training": "agalite.bench.training",
+    "lra": "agalite.bench.lra",
+    "asynchronous": "agalite.bench.asynchronous",
+    "memory_maze": "agalite.bench.memory_maze",
+}
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Measure speed and memory, as ratios taken in one run."""
+    """Measure speed and memory of models, environments or training, against lower bounds."""
 
     models: bool = False
     """The memory models: forward and backward over sequences, and one streaming step."""
     envs: bool = False
-    """The environments: steps a second of random actions."""
+    """The environments: steps per second with random actions."""
     training: bool = False
-    """Training in T-Maze at the paper's settings: steps a second, share of the product rate."""
+    """Training in T-Maze at the paper's settings: steps per second."""
     lra: bool = False
     """Classifiers of sequences of 2048 and 4096 tokens: forward and backward."""
     asynchronous: Annotated[bool, tyro.conf.arg(name="async", aliases=["--asynchronous"])] = False
-    """Acting and learning side by side against one after the other, in a slow environment."""
+    """Asynchronous against synchronous training, in an environment with slow steps."""
     memory_maze: bool = False
-    """AGaLiTe and GTrXL-256 at the paper's size for Memory Maze: frames a second and memory."""
+    """AGaLiTe and GTrXL-256 at the paper's size for Memory Maze: frames per second and memory."""
     craftax: bool = False
     """With --envs: Craftax too, which compiles for minutes."""
     rounds: int = 20
-    """How often each is timed; they take turns, so that a busy machine slows all alike."""
+    """How often each program is timed. They are interleaved, so that load affects all of them."""
     out: Path | None = None
     """Also write the measurements to this JSON file."""
 
     def run(self) -> None:
+        from agalite import files, validation
 
-        parts = [name for name in PARTS if getattr(self, name)]
+        validation.check_integer("rounds", self.rounds, minimum=1)
+        parts = [name for name in _MODULES if getattr(self, name)]
+        if len(parts) != 1:
+            known = ", ".join("--" + name.replace("_", "-") for name in _MODULES)
+            raise ValueError(f"choose one part to measure: {known}")
+        if self.out is not None:
+            files.check_writable("out", self.out)
         options = {"craftax": self.craftax} if self.envs else {}
-        run(parts, rounds=self.rounds, out=self.out, **options)
+        module = importlib.import_module(_MODULES[parts[0]])
+        module.run(rounds=self.rounds, out=self.out, **options)
 
 
 @dataclass(frozen=True)
@@ -49,9 +67,9 @@ class Latency:
     models: tuple[str, ...] = ()
     """Only these, for example: --models "agalite(4,1)" gtrxl-512 gru."""
     runs: int = 100
-    """How often each program is timed at most; all programs of a figure take turns."""
+    """How often each program is timed at most. All programs of a figure are interleaved."""
     seconds: float = 2.0
-    """Time that each program has for it; long ones have fewer runs, or one."""
+    """Time limit of each program, which may end it before --runs."""
     quick: bool = False
     """Two layers instead of twelve, few models, short sequences: to see that it works."""
     out: Path | None = None
@@ -61,9 +79,8 @@ class Latency:
         extras.require_training("agalite bench latency")
         from agalite.bench import latency
 
-        latency.run(
-            latency.Plan(self.parts, self.models, self.runs, self.seconds, self.quick), self.out
-        )
+        plan = latency.Plan(self.parts, self.models, self.runs, self.seconds, self.quick)
+        latency.run(plan, self.out)
 
 
 @dataclass(frozen=True)
@@ -71,9 +88,9 @@ class Cost:
     """Count operations and memory: formulas, the compiled programs, the paper's ratios."""
 
     seconds: float = 1.0
-    """Time that each program of the scaling figure has."""
+    """Time limit of each program of the scaling figure."""
     stream: int = 10_000
-    """Steps of the stream whose every step is timed: at least 1000."""
+    """Length of the stream of which every step is timed, at least 1000."""
     quick: bool = False
     """One layer instead of four, few sizes, a short stream: to see that it works."""
     out: Path | None = None
@@ -88,14 +105,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Compare:
-    """Put two result files of one benchmark side by side, with the change and its noise."""
+    """Compare two result files of one benchmark: the changes and their noise."""
 
     before: tyro.conf.Positional[Path]
     """A JSON file that a benchmark wrote."""
     after: tyro.conf.Positional[Path]
     """Another of the same benchmark."""
     by: str | None = None
-    """Divide by this measurement, of each file its own, for example: --by "weights read once"."""
+    """In each file, divide by this measurement, for example: --by "weights read once"."""
 
     def run(self) -> None:
         from agalite.bench import compare
@@ -104,27 +121,3 @@ class Compare:
 
 
 COMMANDS = {"throughput": Throughput, "latency": Latency, "cost": Cost, "compare": Compare}
-
-
-# --- `agalite bench throughput`: how fast the parts are, each against the machine's own limit -----
-
-PARTS = {
-    "models": "agalite.bench.models",
-    "envs": "agalite.bench.environments",
-    "training": "agalite.bench.training",
-    "lra": "agalite.bench.lra",
-    "asynchronous": "agalite.bench.asynchronous",
-    "memory_maze": "agalite.bench.memory_maze",
-}
-"""What can be measured, and the module whose `run(rounds=, out=, ...)` does it."""
-
-
-def run(parts: list[str], *, rounds: int, out: Path | None, **options: Any) -> None:
-    """parts: the ones asked for, of which there must be one."""
-    validation.integer("rounds", rounds, minimum=1)
-    if len(parts) != 1:
-        known = ", ".join("--" + name.replace("_", "-") for name in PARTS)
-        raise ValueError(f"choose one part to measure: {known}")
-    if out is not None:
-        files.check_writable("out", out)
-    importlib.import_module(PARTS[parts[0]]).run(rounds=rounds, out=out, **options)

@@ -1,9 +1,9 @@
-"""`agalite bench compare A B`: what became faster or slower, and is it more than noise?
+"""`agalite bench compare A B`: which measurements of two result files differ by more than noise.
 
-Two result files of one benchmark, whichever it is: every place in them that holds the times of a
-program, or a rate, is a measurement, and its name is the path to it. A change counts as one only if
-the middle halves of the two sets of runs do not meet and the medians are further apart than either
-half is wide. Timings never fail: the code is always 0.
+The files are of one benchmark, whichever it is. Every object in them that holds the times of a
+program, or a rate, is a measurement, and its name is the path to it. A change is reported only if
+the middle halves of the two sets of runs do not overlap and the medians are further apart than half
+the width of either. The exit code does not depend on the timings.
 """
 
 import json
@@ -20,12 +20,12 @@ from rich.table import Table
 _MACHINE = ("agalite", "commit", "cpu", "cores", "backend", "jax", "jaxlib", "python", "huge_pages")
 _RATES = ("steps_per_second", "tokens_per_second", "per_second")
 _NAMES = ("against", "name", "model")
-_FEW = 3  # fewer runs than that have no quartiles worth the name
+_MIN_RUNS = 3  # for quartiles
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Quartiles of the runs: milliseconds, or something a second (`rate`)."""
+    """Quartiles of the runs, in milliseconds or, if `rate`, in something per second."""
 
     low: float
     median: float
@@ -35,38 +35,48 @@ class Measurement:
     """None where the file does not say."""
 
     def divided(self, by: "Measurement") -> "Measurement":
-        """In units of another's median, taken in the same run."""
+        """In units of the median of another measurement of the same file."""
         low, median, high = (x / by.median for x in (self.low, self.median, self.high))
         return Measurement(low, median, high, self.rate, self.runs)
 
 
 @dataclass(frozen=True)
 class Change:
+    """A measurement in two files."""
+
     name: str
     before: Measurement
     after: Measurement
 
     @property
     def factor(self) -> float:
-        """After by before."""
+        """The median after, divided by the median before."""
         return self.after.median / self.before.median
 
     @property
     def noise(self) -> float:
-        """The larger half distance between quartiles, as a share of the median."""
+        """The larger half distance between quartiles, as a fraction of the median."""
         return max((m.high - m.low) / 2 / m.median for m in (self.before, self.after))
 
     @property
     def verdict(self) -> str:
-        if any(m.runs is not None and m.runs < _FEW for m in (self.before, self.after)):
+        """faster, SLOWER, within noise or too few runs."""
+        if any(m.runs is not None and m.runs < _MIN_RUNS for m in (self.before, self.after)):
             return "too few runs"
-        apart = self.after.low > self.before.high or self.after.high < self.before.low
-        if not apart or abs(self.factor - 1) <= self.noise:
+        disjoint = self.after.low > self.before.high or self.after.high < self.before.low
+        if not disjoint or abs(self.factor - 1) <= self.noise:
             return "within noise"
         return "faster" if (self.factor > 1) == self.before.rate else "SLOWER"
 
 
 def run(before: Path, after: Path, *, by: str | None = None) -> None:
+    """Prints the changes from one result file to another.
+
+    **Arguments:**
+
+    - `before`, `after`: JSON files of one benchmark.
+    - `by`: the name of a measurement; every other is divided by it, in each file.
+    """
     files = [read(path) for path in (before, after)]
     changes = compare(files[0], files[1], names=(str(before), str(after)), by=by)
     console = Console()
@@ -77,12 +87,13 @@ def run(before: Path, after: Path, *, by: str | None = None) -> None:
     verdicts = ("faster", "SLOWER", "within noise", "too few runs")
     counts = {v: sum(c.verdict == v for c in changes) for v in verdicts}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    alone = set.symmetric_difference(*(set(measurements(file)) for file in files))
-    if alone:
-        console.print(f"in one file only: {_some(sorted(alone))}", soft_wrap=True)
+    unpaired = set.symmetric_difference(*(set(measurements(file)) for file in files))
+    if unpaired:
+        console.print(f"in one file only: {_first_names(sorted(unpaired))}", soft_wrap=True)
 
 
 def read(path: Path) -> dict[str, Any]:
+    """The contents of a result file; a ValueError if it is not one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -91,7 +102,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
     if not isinstance(found, dict) or "machine" not in found:
         raise ValueError(
-            f"{str(path)!r} is not a result of `agalite bench`: it does not say on which machine"
+            f"{str(path)!r} is not a result of `agalite bench`: it does not describe the machine"
         )
     return found
 
@@ -99,11 +110,24 @@ def read(path: Path) -> dict[str, Any]:
 def compare(
     before: dict[str, Any], after: dict[str, Any], *, names: tuple[str, str], by: str | None = None
 ) -> list[Change]:
-    kinds = [kind(file) for file in (before, after)]
-    if kinds[0] != kinds[1]:
+    """The measurements that both files have.
+
+    **Arguments:**
+
+    - `before`, `after`: the contents of the files.
+    - `names`: what messages call the files.
+    - `by`: the name of the measurement to divide by, if any.
+
+    **Returns:**
+
+    A list of changes, in the order of `before`. Files of different benchmarks, of different sizes
+    or without a common measurement are a ValueError.
+    """
+    benchmarks = [benchmark_of(file) for file in (before, after)]
+    if benchmarks[0] != benchmarks[1]:
         raise ValueError(
-            f"these are results of different benchmarks: {names[0]} of {kinds[0]}, "
-            f"{names[1]} of {kinds[1]}"
+            f"these are results of different benchmarks: {names[0]} of {benchmarks[0]}, "
+            f"{names[1]} of {benchmarks[1]}"
         )
     sizes = [(file.get("settings") or {}).get("size") for file in (before, after)]
     if sizes[0] != sizes[1]:
@@ -111,27 +135,27 @@ def compare(
             f"these were measured at different sizes: {names[0]} with {_words(sizes[0])}, "
             f"{names[1]} with {_words(sizes[1])}"
         )
-    mine, other = measurements(before), measurements(after)
-    common = [name for name in mine if name in other]
+    old, new = measurements(before), measurements(after)
+    common = [name for name in old if name in new]
     if not common:
         raise ValueError(
-            f"nothing was measured in both: {names[0]} has {_some(mine)}; "
-            f"{names[1]} has {_some(other)}"
+            f"nothing was measured in both: {names[0]} has {_first_names(old)}; "
+            f"{names[1]} has {_first_names(new)}"
         )
     if by is not None:
-        mine, other = (_divided(m, by, name) for m, name in zip((mine, other), names, strict=True))
-    return [Change(name, mine[name], other[name]) for name in common]
+        old, new = (_divided(m, by, name) for m, name in zip((old, new), names, strict=True))
+    return [Change(name, old[name], new[name]) for name in common]
 
 
-def kind(file: dict[str, Any]) -> str:
-    """Which benchmark wrote it; the older ones are known by what they hold."""
+def benchmark_of(file: dict[str, Any]) -> str:
+    """The benchmark that wrote the file: its name, or its keys where it has no name."""
     if "benchmark" in file:
         return str(file["benchmark"])
     return " and ".join(sorted(file.keys() - {"machine", "targets", "gflops_of_products"}))
 
 
 def measurements(file: dict[str, Any]) -> dict[str, Measurement]:
-    """By name: the path to it, with the name of its row."""
+    """All measurements of a file by name: the keys and the row's name, joined by " / "."""
     return {" / ".join(path): m for path, m in _walk(file, ())}
 
 
@@ -140,7 +164,7 @@ def _walk(found: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         for row in found:
             if isinstance(row, dict):
                 words = [str(row[key]) for key in _NAMES if key in row]
-                if "x" in row:  # where on the figure's axis
+                if "x" in row:  # on the figure's axis
                     words.append(f"{row['x']}")
                 yield from _walk(row, (*path, *words))
         return
@@ -152,7 +176,7 @@ def _walk(found: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
     for key, value in found.items():
         if key not in ("machine", "targets", "parts", "rows"):
             yield from _walk(value, (*path, key))
-        elif key in ("parts", "rows"):  # these words would say nothing
+        elif key in ("parts", "rows"):  # not part of a name
             yield from _walk(value, path)
 
 
@@ -176,29 +200,29 @@ def _quartiles(values: list[float], *, rate: bool) -> Measurement:
 
 
 def _divided(found: dict[str, Measurement], by: str, file: str) -> dict[str, Measurement]:
-    """Each by the measurement whose name ends so, of the same part and place where there are many.
+    """Every measurement divided by the one called `by`, of its own part and x if there are many.
 
-    The longest common beginning decides: sequence / agalite(4,1) / 128 is divided by
-    sequence / matrix products alone / 128, not by another part's or length's.
+    sequence / agalite(4,1) / 128 is divided by sequence / matrix products alone / 128, not by that
+    of another part or another length: the base that shares the most words is taken.
     """
     bases = {name: m for name, m in found.items() if by in name.split(" / ")}
     if not bases:
-        raise ValueError(f"by={by!r} is not measured in {file}; it has {_some(found)}")
+        raise ValueError(f"by={by!r} is not measured in {file}; it has {_first_names(found)}")
 
     def nearest(name: str) -> Measurement:
         words = name.split(" / ")
-        return bases[max(bases, key=lambda base: _shared(words, base.split(" / ")))]
+        return bases[max(bases, key=lambda base: _shared_words(words, base.split(" / ")))]
 
     return {name: m.divided(nearest(name)) for name, m in found.items()}
 
 
-def _shared(a: list[str], b: list[str]) -> int:
-    """Words that are the same in the same place; the last, where on the axis, counts too."""
+def _shared_words(a: list[str], b: list[str]) -> int:
+    """Words that are equal at the same index; an equal last word, which is x, counts too."""
     return sum(x == y for x, y in zip(a, b, strict=False)) + (a[-1] == b[-1])
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What about the machines differs, in words; times compare within one machine."""
+    """Sentences on how the machines, settings and loads of two files differ."""
     a, b = before["machine"], after["machine"]
     out = [
         f"note: {name} differs: {a.get(name)} and {b.get(name)}"
@@ -206,8 +230,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if a.get(name) != b.get(name)
     ]
     if before.get("settings") != after.get("settings"):
-        mine, other = (_words(file.get("settings")) for file in (before, after))
-        out.append(f"note: settings differ: {mine}; and {other}")
+        old, new = (_words(file.get("settings")) for file in (before, after))
+        out.append(f"note: settings differ: {old}; and {new}")
     loads = [file.get("load_before", file["machine"].get("load")) for file in (before, after)]
     if all(isinstance(load, int | float) for load in loads):
         out.append(f"load of the machine: {loads[0]:.1f} and {loads[1]:.1f}")
@@ -215,27 +239,27 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _words(settings: Any) -> str:
-    """A dictionary in words."""
+    """A dictionary without brackets and quotes."""
     if not isinstance(settings, dict):
         return "none" if settings is None else str(settings)
     return ", ".join(f"{name} {_words(value)}" for name, value in settings.items())
 
 
-def _some(found: Iterable[str]) -> str:
+def _first_names(found: Iterable[str]) -> str:
     names = list(found)
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ("; ".join(names[:5]) or "no measurements") + more
 
 
 def _part(change: Change) -> str:
-    """The first word of a name of several."""
+    """The first word of a name, if it has several."""
     first, _, rest = change.name.partition(" / ")
     return first if rest else ""
 
 
 def _table(part: str, changes: list[Change], by: str | None) -> Table:
     title = ", ".join(filter(None, [part, f"in units of: {by}" if by else ""]))
-    # Without lines between the columns: 80 of them are few.
+    # Without vertical lines it fits into 80 columns.
     table = Table(title=title or None, box=box.SIMPLE)
     for column in ("", "before", "after", "ratio", "noise", " "):
         table.add_column(column, justify="right" if column.strip() else "left")

@@ -1,14 +1,15 @@
-"""`agalite bench throughput --envs`: how many steps a second the worlds make, by random actions.
+"""`agalite bench throughput --envs`: steps per second of the environments, with random actions.
 
-All environments of a world step in one compiled loop, beginning again when an episode ends, and
-every observation is written to memory, as it would be for a policy to read. Beside Mystery Path
-stand the real memory-gym, in one process, where that is installed, and a loop that writes frames of
-the same size and nothing else: no environment that shows pixels can be faster.
+A batch of environments steps in one compiled loop with automatic resets, and every observation is
+written to memory, as it would be for a policy to read. Mystery Path is compared with memory-gym in
+one process, where that is installed, and with a loop that only writes frames of the same size: no
+environment with pixel observations can be faster.
 """
 
 import importlib.util
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from rich.table import Table
 from agalite.bench.report import at_least, show_targets, write_results
 from agalite.bench.timing import progress_bar, spread
 from agalite.envs.registry import ENVIRONMENTS, make
-from agalite.envs.vector import Vector
+from agalite.envs.vector import VectorEnv
 
 FRAME = (84, 84, 3)
-ORIGINAL = "memory-gym, one process"
-FRAMES = "frames written, nothing else"
-# How many environments step together, and for how many steps a round lasts.
+MEMORY_GYM = "memory-gym, one process"
+FRAMES_ONLY = "frames written, nothing else"
+# By name: num_envs, and the steps of each in a round.
 SIZES: dict[str, tuple[int, int]] = {
     "tmaze": (1024, 1000),
     "masked-cartpole": (1024, 1000),
@@ -36,15 +37,18 @@ SIZES: dict[str, tuple[int, int]] = {
     "mystery-path-grid": (256, 200),
     "mystery-path": (256, 200),
 }
-CRAFTAX = {"craftax-classic-symbolic": (64, 50), "craftax-symbolic": (64, 20)}
+CRAFTAX_SIZES = {"craftax-classic-symbolic": (64, 50), "craftax-symbolic": (64, 20)}
+
+# Steps all environments of a benchmark, and returns how many steps these are together.
+Stepper = Callable[[], int]
 
 
 @dataclass
 class Rate:
-    """Steps a second of one world, every time it was measured."""
+    """Steps per second of one environment, round by round."""
 
     name: str
-    count: int
+    num_envs: int
     rates: list[float] = field(default_factory=list)
 
     @property
@@ -57,72 +61,80 @@ class Rate:
 
 
 def run(*, rounds: int, craftax: bool, out: Path | None) -> None:
+    """Measures, prints and writes the rates.
+
+    **Arguments:**
+
+    - `rounds`: how often each environment is timed.
+    - `craftax`: Craftax too, which compiles for minutes.
+    - `out`: a JSON file to write; None writes nothing.
+    """
     rates = measure(rounds, craftax=craftax)
     show(rates)
     found = targets(rates)
     show_targets(found)
     if out is not None:
-        rows = {r.name: {"together": r.count, "steps_per_second": r.rates} for r in rates}
+        rows = {r.name: {"together": r.num_envs, "steps_per_second": r.rates} for r in rates}
         write_results(out, {"environments": rows, "targets": found})
 
 
 def measure(rounds: int, *, craftax: bool) -> list[Rate]:
-    sizes = SIZES | (CRAFTAX if craftax else {})
-    runners: list[tuple[Rate, Any]] = []
+    """The rates of all environments that are installed, interleaved."""
+    sizes = SIZES | (CRAFTAX_SIZES if craftax else {})
+    steppers: list[tuple[Rate, Stepper]] = []
     with progress_bar() as progress:
-        names = [name for name in sizes if not ENVIRONMENTS[name].missing()]
+        names = [name for name in sizes if not ENVIRONMENTS[name].missing_packages()]
         task = progress.add_task("compiling", total=len(names) + 2)
         for name in names:
-            count, steps = sizes[name]
-            runners.append((Rate(name, count), _rollout(name, count, steps)))
+            num_envs, steps = sizes[name]
+            steppers.append((Rate(name, num_envs), _env_stepper(name, num_envs, steps)))
             progress.advance(task)
-        count, steps = sizes["mystery-path-grid"]
-        runners.append((Rate(FRAMES, count), _frames(count, steps)))
+        num_envs, steps = sizes["mystery-path-grid"]
+        steppers.append((Rate(FRAMES_ONLY, num_envs), _frame_writer(num_envs, steps)))
         progress.advance(task)
         if importlib.util.find_spec("memory_gym"):
-            runners.append((Rate(ORIGINAL, 1), _memory_gym(1000)))
+            steppers.append((Rate(MEMORY_GYM, 1), _memory_gym_stepper(1000)))
         progress.advance(task)
-        task = progress.add_task("timing", total=rounds * len(runners))
+        task = progress.add_task("timing", total=rounds * len(steppers))
         for _ in range(rounds):
-            for rate, run in runners:
+            for rate, step in steppers:
                 start = time.perf_counter()
-                steps = run()
+                steps = step()
                 rate.rates.append(steps / (time.perf_counter() - start))
                 progress.advance(task)
-    return [rate for rate, _ in runners]
+    return [rate for rate, _ in steppers]
 
 
-def _rollout(name: str, count: int, steps: int) -> Any:
-    """A function that makes `steps` steps in each of `count` environments, and says how many."""
-    world: Any = make(name)
-    vector = Vector(world, count)
-    space = world.action_space(world.default_params)
+def _env_stepper(name: str, num_envs: int, steps: int) -> Stepper:
+    env: Any = make(name)
+    vector = VectorEnv(env, num_envs)
+    space = env.action_space(env.default_params)
 
     def step(carry: Any, key: Array) -> tuple[Any, Any]:
-        state, _ = carry
-        choose, move = jax.random.split(key)
-        actions = jax.vmap(space.sample)(jax.random.split(choose, count))
-        obs, state, reward, *_ = vector.step(move, state, actions)
-        return (state, obs), reward.mean()
+        env_state, _ = carry
+        action_key, step_key = jax.random.split(key)
+        actions = jax.vmap(space.sample)(jax.random.split(action_key, num_envs))
+        obs, env_state, reward, *_ = vector.step(step_key, env_state, actions)
+        return (env_state, obs), reward.mean()
 
     @jax.jit
     def rollout(carry: Any, key: Array) -> Any:
         return jax.lax.scan(step, carry, jax.random.split(key, steps))
 
-    obs, state = jax.jit(vector.reset)(jax.random.key(0))
-    held = [(state, obs), jax.random.key(1)]
+    obs, env_state = jax.jit(vector.reset)(jax.random.key(0))
+    carried = [(env_state, obs), jax.random.key(1)]
 
     def run() -> int:
-        held[1], key = jax.random.split(held[1])
-        held[0], _ = rollout(held[0], key)
-        jax.block_until_ready(held[0])
-        return count * steps
+        carried[1], key = jax.random.split(carried[1])
+        carried[0], _ = rollout(carried[0], key)
+        jax.block_until_ready(carried[0])
+        return num_envs * steps
 
-    run()
+    run()  # compiles
     return run
 
 
-def _frames(count: int, steps: int) -> Any:
+def _frame_writer(num_envs: int, steps: int) -> Stepper:
     def step(frames: UInt8[Array, "B 84 84 3"], i: Array) -> tuple[Array, None]:
         return jnp.broadcast_to((frames[:, 0, 0, 0] + i)[:, None, None, None], frames.shape), None
 
@@ -130,17 +142,17 @@ def _frames(count: int, steps: int) -> Any:
     def write(frames: Array) -> Array:
         return jax.lax.scan(step, frames, jnp.arange(steps, dtype=jnp.uint8))[0]
 
-    frames = jnp.zeros((count, *FRAME), jnp.uint8)
+    frames = jnp.zeros((num_envs, *FRAME), jnp.uint8)
 
     def run() -> int:
         write(frames).block_until_ready()
-        return count * steps
+        return num_envs * steps
 
-    run()
+    run()  # compiles
     return run
 
 
-def _memory_gym(steps: int) -> Any:
+def _memory_gym_stepper(steps: int) -> Stepper:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -158,37 +170,37 @@ def _memory_gym(steps: int) -> Any:
                 env.reset()
         return steps
 
-    run()
+    run()  # draws the first maze
     return run
 
 
 def targets(rates: list[Rate]) -> list[dict[str, Any]]:
     by_name = {rate.name: rate for rate in rates}
-
     found = [
-        at_least(f"{name}, million steps a second", by_name[name].median / 1e6, 1)
+        at_least(f"{name}, million steps per second", by_name[name].median / 1e6, 1)
         for name in ("tmaze", "masked-cartpole", "noisy-masked-cartpole")
     ]
-    grid = by_name["mystery-path-grid"]
-    if ORIGINAL in by_name:
-        ratio = float(np.median(np.divide(grid.rates, by_name[ORIGINAL].rates)))
+    if MEMORY_GYM in by_name:
+        grid, original = by_name["mystery-path-grid"], by_name[MEMORY_GYM]
+        ratio = float(np.median(np.divide(grid.rates, original.rates)))
         found.append(at_least("mystery-path-grid / memory-gym in one process", ratio, 10))
     return found
 
 
 def show(rates: list[Rate]) -> None:
-    table = Table(title="Environment steps a second, random actions")
-    for column in ("environment", "together", "steps/s", "spread", "/ frames alone"):
+    """Prints the rates as a table."""
+    table = Table(title="Environment steps per second, random actions")
+    for column in ("environment", "num_envs", "steps/s", "spread", "/ frames only"):
         table.add_column(column, justify="left" if column == "environment" else "right")
-    frames = next(rate for rate in rates if rate.name == FRAMES)
+    frames = next(rate for rate in rates if rate.name == FRAMES_ONLY)
     for rate in rates:
-        pixels = "mystery" in rate.name or rate.name in (FRAMES, ORIGINAL)
+        pixels = "mystery" in rate.name or rate.name in (FRAMES_ONLY, MEMORY_GYM)
         share = f"{rate.median / frames.median:.0%}" if pixels else ""
         table.add_row(
-            rate.name, str(rate.count), f"{rate.median:,.0f}", f"{rate.spread:.0%}", share
+            rate.name, str(rate.num_envs), f"{rate.median:,.0f}", f"{rate.spread:.0%}", share
         )
     Console().print(table)
-    if not any(rate.name == ORIGINAL for rate in rates):
+    if not any(rate.name == MEMORY_GYM for rate in rates):
         Console().print(
             "memory-gym is not installed, so it was not compared: "
             "pip install --no-deps memory-gym==1.0.2 && pip install pygame",

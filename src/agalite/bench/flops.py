@@ -1,35 +1,35 @@
 """Operations and state of one attention head for one input of a stream, from first principles.
 
-d is the model's width, V the head's, M the memory of GTrXL, eta and r those of AGaLiTe, H the
+d is the model's width, V the head's, M GTrXL's memory length, eta and r those of AGaLiTe, H the
 number of heads. An operation is one number computed: a multiplication with its addition inside a
 matrix product or a dot product, or one elementwise operation outside. Each count follows an
-algorithm line by line, and its formula is what is evaluated: what is printed is what was counted.
+algorithm of the paper line by line, as formulas in these sizes that are printed and evaluated.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-_NAMES = {"floor": math.floor}
+_FUNCTIONS = {"floor": math.floor}
 
 
 @dataclass(frozen=True)
 class Count:
-    """Terms by what they are for, each a formula in d, V, M, eta and r."""
+    """Formulas in d, V, M, eta and r, by what they count."""
 
     name: str
     operations: dict[str, str]
     state: dict[str, str]
     """Floats carried from one input to the next."""
     shared: tuple[str, ...] = ()
-    """Parts of the state that all heads of a layer have in common."""
+    """Names in `state` of which all heads of a layer share one."""
 
     def total(self, what: str, **sizes: int) -> int:
-        """Of `operations` or `state`."""
+        """The sum of `operations` or `state`, whichever `what` is."""
         return sum(evaluate(formula, **sizes) for formula in getattr(self, what).values())
 
     def layer_state(self, **sizes: int) -> int:
-        """Of all H heads together: what they share is there once."""
+        """The state of a layer with H heads, in floats."""
         return sum(
             evaluate(formula, **sizes) * (1 if part in self.shared else sizes["H"])
             for part, formula in self.state.items()
@@ -37,9 +37,9 @@ class Count:
 
 
 def evaluate(formula: str, **sizes: int) -> int:
-    # Only this module's own formulas come here.
+    """The value of one of this module's formulas."""
     code: Any = formula.replace("^", "**")
-    return int(eval(code, {"__builtins__": {}}, _NAMES | sizes))
+    return int(eval(code, {"__builtins__": {}}, _FUNCTIONS | sizes))
 
 
 _PROJECT_MEMORY = {
@@ -51,7 +51,6 @@ _SOFTMAX = {
     "softmax": "3*M",
     "weighted sum of values": "M*V",
 }
-
 GTRXL_PLAIN = Count(
     "GTrXL, without relative positions",
     {**_PROJECT_MEMORY, **_SOFTMAX},
@@ -70,7 +69,7 @@ GTRXL = Count(
     shared=("inputs of the memory",),
 )
 GTRXL_CACHED = Count(
-    "GTrXL, keys and values cached (ours)",
+    "GTrXL, keys and values cached",
     {
         "query, key, value": "3*d*V",
         "scores of positions, as (q W) . code": "d*V + M*d + 2*V + M",
@@ -85,7 +84,7 @@ _PROJECTIONS = {
     "activations": "4*V + 3*eta",
 }
 AGALITE = Count(
-    "AGaLiTe, Algorithm 4 to the letter",
+    "AGaLiTe, Algorithm 4 line by line",
     {
         **_PROJECTIONS,
         "outer products of k, q, gamma": "3*eta*V",
@@ -98,8 +97,9 @@ AGALITE = Count(
     },
     {"k~ and v~": "(r+1)*(eta*V + V)", "s": "eta*V"},
 )
+# Half of the paper's state vectors equal the other half, and s equals the first of them.
 AGALITE_FOLDED = Count(
-    "AGaLiTe, folded (ours)",
+    "AGaLiTe, folded: without equal state vectors",
     {
         **_PROJECTIONS,
         "outer products of k, q, gamma": "3*eta*V",
@@ -139,14 +139,14 @@ COUNTS = (GTRXL_PLAIN, GTRXL, GTRXL_CACHED, AGALITE, AGALITE_FOLDED, GALITE, LIN
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of one head: GTrXL's cost by AGaLiTe's."""
+    """A ratio that the paper prints: the cost of one head of GTrXL by one of AGaLiTe."""
 
     where: str
     sizes: dict[str, int]
     operations: float
     state: float
     digits: int
-    """After the decimal point of `state`."""
+    """Decimals of `state` in the paper."""
 
 
 def _sizes(d: int, m: int, eta: int, r: int, heads: int) -> dict[str, int]:
@@ -161,14 +161,19 @@ CLAIMS = (
 )
 
 
-def truncated(value: float, digits: int) -> float:
-    """Cut off, not rounded: only so are 18.2857, 9.846 and 46.5 the paper's 18.28, 9.84 and 46."""
+def truncate(value: float, digits: int) -> float:
+    """Rounds down, as the paper does: 18.2857, 9.846 and 46.5 are its 18.28, 9.84 and 46."""
     scale = 10**digits
     return math.floor(value * scale) / scale
 
 
 def ratios(claim: Claim, above: Count, below: Count) -> dict[str, float]:
-    """One's cost by the other's: of a head, as the paper counts, and of the layer's state."""
+    """The cost of `above` by the cost of `below`, at the sizes of a claim.
+
+    **Returns:**
+
+    `operations` and `state` of one head, which the paper compares, and `layer_state`.
+    """
     sizes = claim.sizes
     return {
         "operations": above.total("operations", **sizes) / below.total("operations", **sizes),

@@ -1,17 +1,17 @@
-"""`agalite bench latency`: what a step, a sequence and a gradient take, at the paper's sizes.
+"""`agalite bench latency`: time of a step, a sequence and a gradient, at the paper's sizes.
 
-The paper's appendix measures the forward pass of GTrXL and AGaLiTe, 12 layers, 8 heads, V = 64,
-d = 256: one element of a stream against the context length, and a whole sequence against its
-length, 100 runs each. Here are the same two figures for every model, and two more: many streams
-side by side, and forward and backward. All models of a figure take turns in one run.
+The paper's appendix measures the forward pass of GTrXL and AGaLiTe with 12 layers, 8 heads, V = 64
+and d = 256: one element of a stream against the context length, and a whole sequence against its
+length, 100 runs each. This benchmark has the same two figures for every model, and two more: a
+batch of streams, and forward and backward. All programs of a figure are interleaved in one process.
+
+`run` is the command: `Plan` says what to measure, `measure` times one part, `summarise` makes rows
+of the times, and the rest prints and draws them.
 """
 
 import csv
 import dataclasses
 import io
-import os
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,19 +23,28 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agalite import files, validation
-from agalite.bench import bounds, programs
-from agalite.bench.bounds import PRODUCTS, READ
-from agalite.bench.model_configs import REFERENCE, SIZE, SUBJECTS, Subject, build
-from agalite.bench.models import weight_arrays
-from agalite.bench.report import Line, Panel, at_least, at_most, draw, show_targets, write_results
-from agalite.bench.timing import Program, interleave, progress_bar
+from agalite.bench import programs
+from agalite.bench.model_configs import MODEL_CONFIGS, REFERENCE, SIZE, ModelConfig, build
+from agalite.bench.programs import PRODUCTS, READ, weight_arrays
+from agalite.bench.report import (
+    Line,
+    Panel,
+    at_least,
+    at_most,
+    check_folder,
+    command_line,
+    draw_figure,
+    show_paths,
+    show_targets,
+    write_results,
+)
+from agalite.bench.timing import Program, interleave, load_average, progress_bar
 from agalite.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, YELLOW
 from agalite.memory import Memory
-from agalite.training.session import remember_programs
+from agalite.training.session import enable_compilation_cache
 
-# With a whole sequence or a gradient, how GTrXL keeps its memory between steps plays no role; the
-# paper draws GTrXL with 128 and 512.
-_SEQUENCES = (
+# In `scan` GTrXL's cache makes no difference. The paper draws GTrXL-128 and GTrXL-512.
+_SEQUENCE_MODELS = (
     REFERENCE,
     "agalite(8,1)",
     "agalite(16,1)",
@@ -47,7 +56,7 @@ _SEQUENCES = (
     "gru",
     "lstm",
 )
-_BATCHES = (
+_BATCH_MODELS = (
     REFERENCE,
     "agalite(16,7)",
     "galite(4)",
@@ -58,17 +67,17 @@ _BATCHES = (
     "gru",
     "lstm",
 )
-_GRADIENTS = (REFERENCE, "galite(4)", "linear", "gtrxl-128", "gtrxl-512", "gru")
-_QUICK = (REFERENCE, "galite(4)", "gtrxl-128", "gtrxl-128, cached", "gru")
-# Beyond it a batch's state is not tried: GTrXL's of 512 streams would not fit into most machines.
-_LARGEST_STATE = 2 * 10**9
-# One run may take so many times the time that a program has; longer sequences are not tried.
-_PATIENCE = 5
+_GRADIENT_MODELS = (REFERENCE, "galite(4)", "linear", "gtrxl-128", "gtrxl-512", "gru")
+_QUICK_MODELS = (REFERENCE, "galite(4)", "gtrxl-128", "gtrxl-128, cached", "gru")
+# GTrXL's state of 512 streams does not fit into the memory of most machines.
+_MAX_STATE_BYTES = 2 * 10**9
+# A program is left out if one run would take this many times the program's time limit.
+_MAX_RUN = 5
 
 
 @dataclass(frozen=True)
 class Part:
-    """A figure: what is on its x axis and which models are in it."""
+    """A figure: its x axis, its models, and how a program is made of a model and an x."""
 
     title: str
     xs: tuple[int, ...]
@@ -83,65 +92,68 @@ PARTS: dict[str, Part] = {
         "One step of a stream",
         (1,),
         "streams",
-        tuple(SUBJECTS),
+        tuple(MODEL_CONFIGS),
         lambda name, memory, _: programs.stream(name, memory),
-        lambda memory, _: bounds.read_weights(memory),
+        lambda memory, _: programs.read_weights(memory),
     ),
     "sequence": Part(
         "A whole sequence, forward",
         (128, 512, 2048, 4096),
         "steps",
-        _SEQUENCES,
+        _SEQUENCE_MODELS,
         programs.sequence,
-        bounds.products,
+        programs.products,
     ),
     "batch": Part(
         "One step of many streams",
         (1, 8, 64, 512),
         "streams",
-        _BATCHES,
-        lambda name, memory, n: programs.stream(name, memory, batch=n),
-        lambda memory, n: bounds.products(memory, n, prepare_for_inference=True),
+        _BATCH_MODELS,
+        lambda name, memory, n: programs.stream(name, memory, batch_size=n),
+        lambda memory, n: programs.products(memory, n, transposed=True),
     ),
     "gradient": Part(
         "A whole sequence, forward and backward",
         (128, 512, 2048),
         "steps",
-        _GRADIENTS,
+        _GRADIENT_MODELS,
         programs.gradient,
-        bounds.products_of_training,
+        programs.training_products,
     ),
 }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure; checked before anything is built."""
+    """The options of `agalite bench latency`, checked before anything is built."""
 
     parts: Sequence[str] = ()
+    """Names in `PARTS`; all if empty."""
     models: Sequence[str] = ()
+    """Names in `MODEL_CONFIGS`; each part's own if empty."""
     runs: int = 100
     seconds: float = 2.0
+    """Time limit of each program."""
     quick: bool = False
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            validation.one_of("parts", part, PARTS)
+            validation.check_one_of("parts", part, PARTS)
         for model in self.models:
-            validation.one_of("models", model, SUBJECTS)
-        validation.integer("runs", self.runs, minimum=1)
-        validation.number("seconds", self.seconds, minimum=0, above=True)
+            validation.check_one_of("models", model, MODEL_CONFIGS)
+        validation.check_integer("runs", self.runs, minimum=1)
+        validation.check_number("seconds", self.seconds, minimum=0, above=True)
 
     def chosen(self) -> dict[str, tuple[Part, list[str], tuple[int, ...]]]:
-        """By part: its models, of which one is always the reference, and its places on x."""
+        """By name: the part, its models, the first of which is the reference, and its xs."""
         out = {}
         for name in self.parts or PARTS:
             part = PARTS[name]
-            choice = self.models or (_QUICK if self.quick else part.models)
-            wanted = [m for m in part.models if m in choice]
-            if not wanted:
+            choice = self.models or (_QUICK_MODELS if self.quick else part.models)
+            models = [m for m in part.models if m in choice]
+            if not models:
                 continue
-            labels = list(dict.fromkeys([REFERENCE, *wanted]))
+            labels = list(dict.fromkeys([REFERENCE, *models]))
             out[name] = part, labels, part.xs[:2] if self.quick else part.xs
         if not out:
             raise ValueError(
@@ -158,7 +170,7 @@ class Plan:
 
 @dataclass
 class Measured:
-    """One part: by place on x and model the times; and what was left out, with the reason."""
+    """The timed programs of one part, by x and model, and the reasons for those left out."""
 
     part: Part
     programs: dict[int, dict[str, Program]] = field(default_factory=dict)
@@ -166,28 +178,35 @@ class Measured:
 
 
 def run(plan: Plan, out: Path | None) -> None:
+    """Measures, prints and writes the latency of models.
+
+    **Arguments:**
+
+    - `plan`: what to measure.
+    - `out`: a folder for latency.json, latency.csv and the figures; None writes nothing.
+    """
     chosen = plan.chosen()
     if out is not None:
         check_folder(out)
-    remember_programs()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    enable_compilation_cache()
+    load = load_average()
     memories: dict[str, Memory] = {}
     measured: dict[str, Measured] = {}
     with progress_bar() as progress:
-        wanted = list(dict.fromkeys(m for _, labels, _ in chosen.values() for m in labels))
-        task = progress.add_task("drawing weights", total=len(wanted))
-        for label in wanted:
-            memories[label] = build(SUBJECTS[label], plan.size)
+        labels = list(dict.fromkeys(m for _, models, _ in chosen.values() for m in models))
+        task = progress.add_task("drawing weights", total=len(labels))
+        for label in labels:
+            memories[label] = build(MODEL_CONFIGS[label], plan.size)
             progress.advance(task)
         progress.remove_task(task)
-        for name, (part, labels, xs) in chosen.items():
-            measured[name] = measure(part, {m: memories[m] for m in labels}, xs, plan, progress)
-    results = summarise(measured, memories, SUBJECTS)
+        for name, (part, models, xs) in chosen.items():
+            measured[name] = measure(part, {m: memories[m] for m in models}, xs, plan, progress)
+    results = summarise(measured, memories, MODEL_CONFIGS)
     if plan.quick:  # the targets are of the full size
         results["targets"] = []
     show(results, plan.size)
     if out is not None:
-        about = {"benchmark": "latency", "command": command(), "load_before": load}
+        about = {"benchmark": "latency", "command": command_line(), "load_before": load}
         settings = {"size": plan.size, "runs": plan.runs, "seconds_for_each": plan.seconds}
         write_results(out / "latency.json", about | {"settings": settings} | results)
         write(results, plan.size, out)
@@ -196,11 +215,25 @@ def run(plan: Plan, out: Path | None) -> None:
 def measure(
     part: Part, memories: dict[str, Memory], xs: Sequence[int], plan: Plan, progress: Progress
 ) -> Measured:
-    found = Measured(part)
-    pace: dict[str, float] = {}  # seconds for each step or stream, at the last place on x
+    """Times one part.
+
+    **Arguments:**
+
+    - `part`: what to time.
+    - `memories`: the models by label.
+    - `xs`: sequence lengths or batch sizes, in rising order.
+    - `plan`: the number of runs and the time limit.
+    - `progress`: shows how far it is.
+
+    **Returns:**
+
+    The timed programs. Those whose run or state would be too large are left out, with the reason.
+    """
+    measured = Measured(part)
+    seconds_per_x: dict[str, float] = {}  # at the previous x
     for x in xs:
-        longest = _PATIENCE * plan.seconds
-        labels = [m for m in memories if _fits(found, m, memories[m], x, pace, longest)]
+        limit = _MAX_RUN * plan.seconds
+        labels = [m for m in memories if _fits(measured, m, memories[m], x, seconds_per_x, limit)]
         task = progress.add_task(f"{part.title}, {x}: compiling", total=1 + len(labels))
         made = {}
         for label in labels:
@@ -209,52 +242,226 @@ def measure(
         if REFERENCE in made:
             made["bound"] = part.bound(memories[REFERENCE], x)
         progress.remove_task(task)
-        turns = list(made.values())
         interleave(
-            turns, progress, f"{part.title}, {x}: timing", runs=plan.runs, seconds=plan.seconds
+            list(made.values()),
+            progress,
+            runs=plan.runs,
+            seconds=plan.seconds,
+            description=f"{part.title}, {x}: timing",
         )
         for label, program in made.items():
-            # What is compiled holds memory, and later parts need it.
-            program.call = _gone
+            program.call = _released  # frees the executable and its buffers
             if label != "bound":
-                pace[label] = min(program.seconds) / x
-        found.programs[x] = made
-    return found
+                seconds_per_x[label] = min(program.seconds) / x
+        measured.programs[x] = made
+    return measured
 
 
 def _fits(
-    found: Measured, label: str, memory: Memory, x: int, pace: dict[str, float], longest: float
+    measured: Measured,
+    label: str,
+    memory: Memory,
+    x: int,
+    seconds_per_x: dict[str, float],
+    limit: float,
 ) -> bool:
-    expected = pace.get(label, 0) * x
-    if expected > longest:
-        found.left_out.append(f"{label} at {x}: one run would take about {expected:.0f} s")
+    expected = seconds_per_x.get(label, 0) * x
+    if expected > limit:
+        measured.left_out.append(f"{label} at {x}: one run would take about {expected:.0f} s")
         return False
-    state = 4 * memory.state_size * (x if found.part.x == "streams" else 1)
-    if state > _LARGEST_STATE:
-        found.left_out.append(f"{label} at {x}: its state alone takes {state / 1e9:.1f} GB")
+    state_bytes = 4 * memory.state_size * (x if measured.part.x == "streams" else 1)
+    if state_bytes > _MAX_STATE_BYTES:
+        measured.left_out.append(
+            f"{label} at {x}: its state alone takes {state_bytes / 1e9:.1f} GB"
+        )
         return False
     return True
 
 
-def _gone() -> None:
-    raise RuntimeError("this program has been timed and given up")
+def _released() -> None:
+    raise RuntimeError("this program has been timed and released")
 
 
-def check_folder(out: Path) -> None:
-    """Results go into a folder, which is made if its own folder is there."""
-    if not out.parent.is_dir():
-        raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r} is a file; name a folder")
-    out.mkdir(exist_ok=True)
-    files.check_writable("out", out / "results.json")
+# --- Rows and targets -----------------------------------------------------------------------------
 
 
-def command() -> str:
-    return shlex.join(["agalite", *sys.argv[1:]])
+def summarise(
+    measured: dict[str, Measured],
+    memories: dict[str, Memory],
+    model_configs: dict[str, ModelConfig],
+) -> dict[str, Any]:
+    """The results as JSON holds them: one row for each part, x and model."""
+    parts = {}
+    for name, found in measured.items():
+        rows = [
+            _row(program, label, x, found.part, timed, memories, model_configs)
+            for x, timed in found.programs.items()
+            for label, program in timed.items()
+        ]
+        parts[name] = {
+            "title": found.part.title,
+            "x": found.part.x,
+            "rows": rows,
+            "left_out": found.left_out,
+        }
+    return {"reference": REFERENCE, "parts": parts, "targets": targets(parts)}
 
 
-# --- What `agalite bench latency` says: rows, tables, targets, CSV and figures --------------------
+def _row(
+    program: Program,
+    label: str,
+    x: int,
+    part: Part,
+    timed: dict[str, Program],
+    memories: dict[str, Memory],
+    model_configs: dict[str, ModelConfig],
+) -> dict[str, Any]:
+    low, high = (1e3 * q for q in np.percentile(program.seconds, [25, 75]))
+    row: dict[str, Any] = {
+        "model": program.name,
+        "x": x,
+        "milliseconds": program.milliseconds,
+        "low": low,
+        "high": high,
+        "runs": len(program.seconds),
+        # Unknown of one run, not zero.
+        "spread": program.spread if len(program.seconds) > 1 else None,
+        "per_second": 1e3 * x / program.milliseconds,
+        "temporary_bytes": program.temporary_bytes,
+        "seconds": program.seconds,
+    }
+    if REFERENCE in timed:
+        row["by_reference"] = program.ratio(timed[REFERENCE])
+    if label not in memories:
+        return row
+    memory = memories[label]
+    streams = x if part.x == "streams" else 1
+    row |= {
+        "context": model_configs[label].context,
+        "parameters": memory.parameter_count,
+        "state_floats": memory.state_size * streams,
+    }
+    if "bound" in timed:
+        # The bound is measured with the reference's weights and proportional to their number.
+        reads = timed["bound"].name == READ
+        own, reference = (_weight_count(m, reads) for m in (memory, memories[REFERENCE]))
+        row["by_bound"] = program.ratio(timed["bound"]) * reference / own
+    return row
+
+
+def _weight_count(memory: Memory, reads: bool) -> int:
+    """Weights that the bound reads, or that it multiplies by."""
+    return memory.parameter_count if reads else sum(w.size for w in weight_arrays(memory))
+
+
+def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The targets whose programs were measured."""
+    out = []
+    if row := _find(parts, "stream", REFERENCE, 1):
+        out.append(at_most(f"a step of {REFERENCE} / {READ}", row["by_bound"], 1.2))
+        if gtrxl := _find(parts, "stream", "gtrxl-512", 1):
+            out.append(at_least(f"a step of gtrxl-512 / {REFERENCE}", gtrxl["by_reference"], 3))
+    for part, x, model, limit in (
+        ("sequence", 2048, REFERENCE, 2),
+        ("sequence", 2048, "galite(4)", 3),
+        ("batch", 64, REFERENCE, 2),
+    ):
+        row = _find(parts, part, model, x)
+        if row and "by_bound" in row:
+            what = f"{x} {parts[part]['x']} of {model} / {PRODUCTS}"
+            out.append(at_most(what, row["by_bound"], limit))
+    return out
+
+
+def _find(parts: dict[str, Any], part: str, model: str, x: int) -> dict[str, Any] | None:
+    rows = parts.get(part, {}).get("rows", [])
+    return next((r for r in rows if r["model"] == model and r["x"] == x), None)
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def show(results: dict[str, Any], size: dict[str, Any]) -> None:
+    """Prints the tables of all parts and the targets."""
+    console = Console()
+    console.print(f"{_size_text(size)}; medians, ± half the distance of the quartiles")
+    for name, part in results["parts"].items():
+        title = part["title"]
+        if name == "stream":
+            console.print(_stream_table(title, part["rows"]))
+            continue
+        unit = "actions per second" if part["x"] == "streams" else "ms"
+        console.print(_table_over_x(f"{title}: {unit}", part, unit))
+        console.print(_table_over_x(f"{title}: / {REFERENCE}", part, "by_reference"))
+        console.print(_table_over_x(f"{title}: / its products", part, "by_bound"))
+        for line in part["left_out"]:
+            console.print(f"left out: {line}", highlight=False)
+    if results["targets"]:
+        show_targets(results["targets"])
+
+
+def _size_text(size: dict[str, Any]) -> str:
+    return f"{size['layers']} layers, {size['heads']} heads, V = 64, d = 256"
+
+
+def _stream_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """One row for each model, narrow enough for a terminal of 80 columns."""
+    caption = f"ref: {REFERENCE}; bound: {READ}; M: context; state: floats"
+    table = Table(title=title, caption=caption)
+    table.add_column("model", no_wrap=True)
+    for column in ("M", "ms", "±", "/ref", "/bound", "params", "state"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        context = row.get("context")
+        table.add_row(
+            row["model"],
+            "" if context is None else f"{context:,}",
+            f"{row['milliseconds']:.2f}",
+            _spread_text(row),
+            _ratio_text(row, "by_reference"),
+            _ratio_text(row, "by_bound"),
+            _count_text(row["parameters"]) if "parameters" in row else "",
+            _count_text(row["state_floats"]) if "state_floats" in row else "",
+        )
+    return table
+
+
+def _table_over_x(title: str, part: dict[str, Any], what: str) -> Table:
+    """A row for each model, a column for each x; `what` is a unit or a ratio's name."""
+    xs = sorted({row["x"] for row in part["rows"]})
+    table = Table(title=title)
+    table.add_column("model", no_wrap=True)
+    for x in xs:
+        table.add_column(f"{x:,} {part['x']}", justify="right")
+    cells = {(row["model"], x): "" for row in part["rows"] for x in xs}
+    for row in part["rows"]:
+        if what == "ms":
+            text = f"{row['milliseconds']:,.1f} {_spread_text(row, '±')}"
+        elif what == "actions per second":
+            text = f"{row['per_second']:,.0f} {_spread_text(row, '±')}"
+        else:
+            text = _ratio_text(row, what)
+        cells[row["model"], row["x"]] = text
+    for model in dict.fromkeys(row["model"] for row in part["rows"]):
+        line = [cells[model, x] for x in xs]
+        if any(line):
+            table.add_row(model, *line)
+    return table
+
+
+def _spread_text(row: dict[str, Any], sign: str = "") -> str:
+    return "1 run" if row["spread"] is None else f"{sign}{row['spread']:.0%}"
+
+
+def _ratio_text(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.2f}" if name in row else ""
+
+
+def _count_text(count: int) -> str:
+    return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k"
+
+
+# --- The CSV file and the figures -----------------------------------------------------------------
 
 _COLUMNS = (
     "part",
@@ -281,242 +488,77 @@ _COLOURS = {
     "gru": PINK,
     "lstm": YELLOW,
 }
+# By a part of the model's name; the first that is in it.
+_STYLES = {
+    "(8,1)": ("--", "s"),
+    "(16,1)": ("-.", "^"),
+    "(4,7)": (":", "D"),
+    "(8,7)": ((0, (6, 1, 1, 1)), "v"),
+    "(16,7)": ((0, (1, 2)), "P"),
+    "-128, cached": ("-.", "^"),
+    "-512, cached": (":", "D"),
+    "-512": ("--", "s"),
+    "gtrxl, cached": ("--", "s"),
+}
 
 
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def summarise(
-    measured: dict[str, Any], memories: dict[str, Memory], subjects: dict[str, Subject]
-) -> dict[str, Any]:
-    parts = {}
-    for name, found in measured.items():
-        rows = [
-            _row(program, label, x, found.part, timed, memories, subjects)
-            for x, timed in found.programs.items()
-            for label, program in timed.items()
-        ]
-        parts[name] = {
-            "title": found.part.title,
-            "x": found.part.x,
-            "rows": rows,
-            "left_out": found.left_out,
-        }
-    return {"reference": REFERENCE, "parts": parts, "targets": targets(parts)}
-
-
-def _row(
-    program: Program,
-    label: str,
-    x: int,
-    part: Any,
-    timed: dict[str, Program],
-    memories: dict[str, Memory],
-    subjects: dict[str, Subject],
-) -> dict[str, Any]:
-    low, high = (1e3 * q for q in np.percentile(program.seconds, [25, 75]))
-    row: dict[str, Any] = {
-        "model": program.name,
-        "x": x,
-        "milliseconds": program.milliseconds,
-        "low": low,
-        "high": high,
-        "runs": len(program.seconds),
-        # One run has no spread; zero would be a claim.
-        "spread": program.spread if len(program.seconds) > 1 else None,
-        "per_second": 1e3 * x / program.milliseconds,
-        "temporary_bytes": program.temporary_bytes,
-        "seconds": program.seconds,
-    }
-    if REFERENCE in timed:
-        row["by_reference"] = program.ratio(timed[REFERENCE])
-    if label not in memories:
-        return row
-    memory = memories[label]
-    streams = x if part.x == "streams" else 1
-    row |= {
-        "context": subjects[label].context,
-        "parameters": memory.parameter_count,
-        "state_floats": memory.state_size * streams,
-    }
-    if "bound" in timed:
-        # The bound was measured with the reference's weights: it grows with the number of them.
-        reads = timed["bound"].name == READ
-        mine, reference = (_weights(m, reads) for m in (memory, memories[REFERENCE]))
-        row["by_bound"] = program.ratio(timed["bound"]) * reference / mine
-    return row
-
-
-def _weights(memory: Memory, reads: bool) -> int:
-    """What the bound is proportional to: all weights are read, the matrices are multiplied."""
-    return memory.parameter_count if reads else sum(w.size for w in weight_arrays(memory))
-
-
-def _sizes(size: dict[str, Any]) -> str:
-    return f"{size['layers']} layers, {size['heads']} heads, V = 64, d = 256"
-
-
-# --- targets ------------------------------------------------------------------------------------
-
-
-def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of issue 8 whose programs were measured."""
-    out = []
-    if row := _find(parts, "stream", REFERENCE, 1):
-        out.append(at_most(f"a step of {REFERENCE} / {READ}", row["by_bound"], 1.2))
-        if slow := _find(parts, "stream", "gtrxl-512", 1):
-            out.append(at_least(f"a step of gtrxl-512 / {REFERENCE}", slow["by_reference"], 3))
-    for part, x, model, limit in (
-        ("sequence", 2048, REFERENCE, 2),
-        ("sequence", 2048, "galite(4)", 3),
-        ("batch", 64, REFERENCE, 2),
-    ):
-        row = _find(parts, part, model, x)
-        if row and "by_bound" in row:
-            what = f"{x} {parts[part]['x']} of {model} / {PRODUCTS}"
-            out.append(at_most(what, row["by_bound"], limit))
-    return out
-
-
-def _find(parts: dict[str, Any], part: str, model: str, x: int) -> dict[str, Any] | None:
-    rows = parts.get(part, {}).get("rows", [])
-    return next((r for r in rows if r["model"] == model and r["x"] == x), None)
-
-
-# --- tables -------------------------------------------------------------------------------------
-
-
-def show(found: dict[str, Any], size: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"{_sizes(size)}; medians, ± half the distance of the quartiles")
-    for name, part in found["parts"].items():
-        title = part["title"]
-        if name == "stream":
-            console.print(_one_by_one(title, part["rows"]))
-            continue
-        rate = "actions a second" if part["x"] == "streams" else "ms"
-        console.print(_across(f"{title}: {rate}", part, rate))
-        console.print(_across(f"{title}: / {REFERENCE}", part, "by_reference"))
-        console.print(_across(f"{title}: / its products", part, "by_bound"))
-        for line in part["left_out"]:
-            console.print(f"left out: {line}", highlight=False)
-    if found["targets"]:
-        show_targets(found["targets"])
-
-
-def _one_by_one(title: str, rows: list[dict[str, Any]]) -> Table:
-    caption = f"ref: {REFERENCE}; bound: {READ}; M: context; state: floats"
-    table = Table(title=title, caption=caption)
-    table.add_column("model", no_wrap=True)
-    # As narrow as they are so that 80 columns cut off nothing.
-    for column in ("M", "ms", "±", "/ref", "/bound", "params", "state"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        context = row.get("context")
-        table.add_row(
-            row["model"],
-            "" if context is None else f"{context:,}",
-            f"{row['milliseconds']:.2f}",
-            _spread(row),
-            _ratio(row, "by_reference"),
-            _ratio(row, "by_bound"),
-            _short(row["parameters"]) if "parameters" in row else "",
-            _short(row["state_floats"]) if "state_floats" in row else "",
-        )
-    return table
-
-
-def _spread(row: dict[str, Any], sign: str = "") -> str:
-    return "1 run" if row["spread"] is None else f"{sign}{row['spread']:.0%}"
-
-
-def _short(count: int) -> str:
-    return f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count / 1e3:.3g} k"
-
-
-def _across(title: str, part: dict[str, Any], what: str) -> Table:
-    """A row for each model, a column for each place on x."""
-    xs = sorted({row["x"] for row in part["rows"]})
-    table = Table(title=title)
-    table.add_column("model", no_wrap=True)
-    for x in xs:
-        table.add_column(f"{x:,} {part['x']}", justify="right")
-    cells = {(row["model"], x): "" for row in part["rows"] for x in xs}
-    for row in part["rows"]:
-        if what == "ms":
-            text = f"{row['milliseconds']:,.1f} {_spread(row, '±')}"
-        elif what == "actions a second":
-            text = f"{row['per_second']:,.0f} {_spread(row, '±')}"
-        else:
-            text = _ratio(row, what)
-        cells[row["model"], row["x"]] = text
-    for model in dict.fromkeys(row["model"] for row in part["rows"]):
-        line = [cells[model, x] for x in xs]
-        if any(line):
-            table.add_row(model, *line)
-    return table
-
-
-def _ratio(row: dict[str, Any], name: str) -> str:
-    return f"{row[name]:.2f}" if name in row else ""
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-def write(found: dict[str, Any], size: dict[str, Any], folder: Path) -> None:
+def write(results: dict[str, Any], size: dict[str, Any], folder: Path) -> None:
+    """Writes latency.csv and a figure for each part."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore")
     writer.writeheader()
-    for name, part in found["parts"].items():
+    for name, part in results["parts"].items():
         writer.writerows({"part": name, **row} for row in part["rows"])
     files.write(folder / "latency.csv", text.getvalue().encode())
     paths = [folder / "latency.csv"]
-    for name, part in found["parts"].items():
-        paths += draw(folder / name, _about(name, size, part), [_panel(name, part)])
-    for path in paths:
-        Console().print(f"written to {path}", highlight=False, soft_wrap=True)
+    for name, part in results["parts"].items():
+        paths += draw_figure(folder / name, _figure_title(name, size, part), [_panel(name, part)])
+    show_paths(paths)
 
 
-def _about(name: str, size: dict[str, Any], part: dict[str, Any]) -> str:
+def _figure_title(name: str, size: dict[str, Any], part: dict[str, Any]) -> str:
     what = {
         "stream": "Time of one streaming step against context: AGaLiTe's does not depend on it",
         "sequence": "Time of a forward pass over a whole sequence",
-        "batch": "Actions a second with many streams side by side",
+        "batch": "Actions per second of a batch of streams",
         "gradient": "Time of forward and backward over a whole sequence",
     }[name]
-    about = f"{what}\n{_sizes(size)}; line: median, band: middle half of the runs"
+    title = f"{what}\n{_size_text(size)}; line: median, band: middle half of the runs"
     if part["left_out"]:
-        about += "\na line ends where one run would take too long, or its state 2 GB"
-    return about
+        title += "\na line ends where one run would take too long, or its state 2 GB"
+    return title
 
 
 def _panel(name: str, part: dict[str, Any]) -> Panel:
     if name == "stream":
-        return Panel("", "context M (inputs a layer can read)", "ms a step", _against_context(part))
+        lines = _lines_over_context(part)
+        return Panel("", "context M (inputs a layer can read)", "ms per step", lines)
     lines = []
     for model in dict.fromkeys(row["model"] for row in part["rows"]):
         rows = [row for row in part["rows"] if row["model"] == model]
         lines.append(_line(model, [row["x"] for row in rows], rows, rate=name == "batch"))
     if name == "batch":
-        return Panel("", "streams side by side", "actions a second", lines)
+        return Panel("", "streams in a batch", "actions per second", lines)
     return Panel("", "length of the sequence, steps", "ms", lines)
 
 
-def _against_context(part: dict[str, Any]) -> list[Line]:
-    """GTrXL over its memory, everything else as a level line, as the paper draws it."""
-    lines, windows = [], {"GTrXL, projecting its memory at every step": [], "GTrXL, cached": []}
+def _lines_over_context(part: dict[str, Any]) -> list[Line]:
+    """As the paper draws it: GTrXL over its memory length, other models as horizontal lines."""
+    lines: list[Line] = []
+    projecting: list[dict[str, Any]] = []
+    cached: list[dict[str, Any]] = []
     for row in part["rows"]:
-        if row.get("context") is not None:
-            names = list(windows)
-            windows[names["cached" in row["model"]]].append(row)
-        else:
+        if row.get("context") is None:
             lines.append(_line(row["model"], [1], [row], level=True))
-    for name, rows in windows.items():
+        else:
+            (cached if "cached" in row["model"] else projecting).append(row)
+    for model, label, rows in (
+        ("gtrxl", "GTrXL, projecting its memory at every step", projecting),
+        ("gtrxl, cached", "GTrXL, cached", cached),
+    ):
         if rows:
-            label = "gtrxl, cached" if "cached" in name else "gtrxl"
-            line = _line(label, [row["context"] for row in rows], rows)
-            lines.append(dataclasses.replace(line, label=name))
+            line = _line(model, [row["context"] for row in rows], rows)
+            lines.append(dataclasses.replace(line, label=label))
     return lines
 
 
@@ -528,39 +570,23 @@ def _line(
     rate: bool = False,
     level: bool = False,
 ) -> Line:
-    def of(name: str, other: str) -> list[float]:
-        return [1e3 * r["x"] / r[other] if rate else r[name] for r in rows]
+    """The rows' milliseconds, or with `rate` their actions per second."""
 
-    return Line(
-        model,
-        x,
-        of("milliseconds", "milliseconds"),
-        _colour(model),
-        of("low", "high"),
-        of("high", "low"),
-        *_look(model),
-        level,
-    )
+    def values(time: str, inverse: str) -> list[float]:
+        # The quartile of a rate that is low is that of a time that is high.
+        return [1e3 * r["x"] / r[inverse] if rate else r[time] for r in rows]
+
+    y = values("milliseconds", "milliseconds")
+    low, high = values("low", "high"), values("high", "low")
+    return Line(model, x, y, _colour(model), low, high, *_style(model), level)
 
 
 def _colour(model: str) -> str:
     return next((c for name, c in _COLOURS.items() if model.startswith(name)), BLACK)
 
 
-def _look(model: str) -> tuple[Any, str]:
-    """Members of one family share a colour and differ in their dashes and their marks."""
+def _style(model: str) -> tuple[Any, str]:
+    """Dashes and marker, in which models of one colour differ."""
     if model in (READ, PRODUCTS):
         return ":", "o"
-    # One after the other: the first that fits.
-    looks = {
-        "(8,1)": ("--", "s"),
-        "(16,1)": ("-.", "^"),
-        "(4,7)": (":", "D"),
-        "(8,7)": ((0, (6, 1, 1, 1)), "v"),
-        "(16,7)": ((0, (1, 2)), "P"),
-        "-128, cached": ("-.", "^"),
-        "-512, cached": (":", "D"),
-        "-512": ("--", "s"),
-        "gtrxl, cached": ("--", "s"),
-    }
-    return next((look for mark, look in looks.items() if mark in model), ("-", "o"))
+    return next((style for part, style in _STYLES.items() if part in model), ("-", "o"))

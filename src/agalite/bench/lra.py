@@ -1,8 +1,8 @@
 """`agalite bench throughput --lra`: classifiers of long sequences, forward and backward.
 
-One sequence of bytes at a time, at the sizes of the paper's Long Range Arena models. The
-transformer attends to all that came before, from an empty memory, so that it does no work that is
-masked from end to end (supervised/classifier.py).
+One sequence of bytes, at the sizes of the paper's Long Range Arena models. The transformer attends
+to the whole sequence before each token and starts from an empty memory, so that none of its work is
+masked completely (supervised/classifier.py).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agalite.bench.report import at_least, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
+from agalite.bench.timing import Program, compile_program, interleave, progress_bar
 from agalite.supervised.classifier import Classifier
 from agalite.supervised.config import preset
 from agalite.supervised.text import CLASSES, VOCABULARY
@@ -27,6 +27,13 @@ MODELS = ("agalite", "galite", "linear", "transformer")
 
 
 def run(*, rounds: int, out: Path | None) -> None:
+    """Measures, prints and writes tokens per second.
+
+    **Arguments:**
+
+    - `rounds`: how often each classifier is timed.
+    - `out`: a JSON file to write; None writes nothing.
+    """
     programs: dict[tuple[str, int], Program] = {}
     with progress_bar() as progress:
         for length in LENGTHS:
@@ -35,7 +42,7 @@ def run(*, rounds: int, out: Path | None) -> None:
                 function, args = gradient_of(name, length)
                 programs[name, length] = compile_program(f"{name}, {length}", function, *args)
                 progress.advance(task)
-        interleave_rounds(list(programs.values()), rounds, progress)
+        interleave(list(programs.values()), progress, runs=rounds)
     Console().print(_table(programs))
     long = LENGTHS[-1]
     ratio = programs["transformer", long].ratio(programs["agalite", long])
@@ -47,7 +54,7 @@ def run(*, rounds: int, out: Path | None) -> None:
 
 
 def gradient_of(name: str, length: int) -> tuple[Any, tuple[Any, ...]]:
-    """The loss's value and gradient for one sequence, and its arguments."""
+    """The function that gives the loss and its gradient for one sequence, and its arguments."""
     model = Classifier(
         VOCABULARY,
         CLASSES,

@@ -1,10 +1,10 @@
-"""`agalite bench throughput --memory-maze`: what the paper's agents for Memory Maze cost here.
+"""`agalite bench throughput --memory-maze`: the cost of the paper's agents for Memory Maze.
 
 AGaLiTe and GTrXL-256 at the paper's size, with its ResNet and asynchronous PPO (one epoch,
-sequences of 100): acting for a group of environments, learning from a batch, and the maze itself,
-taking turns in one run. Frames are made up, since their content costs nothing: neither model
-computes less for a dull picture. The batch is a quarter of the paper's, whose gradient would not
-fit beside others on a small machine; a step costs the same in both.
+sequences of 100): acting for a group of environments, learning from a batch, and stepping the maze,
+interleaved in one process. The frames are random, since the models' time does not depend on their
+content. The batch is a quarter of the paper's, whose gradient does not fit into the memory of a
+small machine; the time per step is the same.
 """
 
 from pathlib import Path
@@ -18,25 +18,25 @@ from rich.table import Table
 
 from agalite.agents.rollout import Rollout
 from agalite.bench.report import write_results
-from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
+from agalite.bench.timing import Program, compile_program, interleave, progress_bar
 from agalite.envs.gymnasium.vector import GymnasiumVector
 from agalite.envs.registry import make
-from agalite.ops.state import copies
+from agalite.ops.resets import broadcast_state
 from agalite.training.asynchronous.learner import Learner, LearnerState, Network
 from agalite.training.config import HostConfig
 from agalite.training.presets import preset
-from agalite.training.session import remember_programs
+from agalite.training.session import enable_compilation_cache
 
 ENV = "memory-maze-9x9"
 MODELS = {"agalite(4,7)": "agalite", "gtrxl-256": "gtrxl"}
-PAPER = "22M parameters; AGaLiTe +43% frames a second and -52% memory against GTrXL-256"
-GROUP = 32  # environments that act together: half of the paper's 64, the other half is stepped
+PAPER = "22M parameters; AGaLiTe +43% frames per second and -52% memory against GTrXL-256"
+GROUP = 32  # environments that act together; half of the paper's 64, while the others step
 BATCH = 800
-MAZE_STEPS = 20  # timed together
+MAZE_STEPS = 20  # in one timed run
 
 
 class Agent:
-    """One memory model at the paper's size: its two programs and what they keep in memory."""
+    """An agent at the paper's size: its two compiled programs and the bytes it keeps."""
 
     def __init__(self, name: str, memory: str, spaces: tuple[Any, Any]) -> None:
         self.name = name
@@ -45,22 +45,22 @@ class Agent:
         )
         self.network = Network(self.config, *spaces)
         learner = Learner(self.config, self.network)
-        state = learner.begin(np.uint32(0))
-        one = self.network.initial_memory(state.weights, 1)
+        state = learner.init(np.uint32(0))
+        one = self.network.initial_state(state.weights, 1)
         self.memory_bytes = _bytes(one)
-        self.learned_bytes = _bytes((state.weights, state.optimiser))
+        self.learned_bytes = _bytes((state.weights, state.opt_state))
         self.acting = self._acting(state)
         batch = self._batch(state, spaces)
         self.learning = compile_program(f"{name} learning", learner.update, state, *batch)
 
     def _acting(self, state: LearnerState) -> Program:
         prepared = self.network.prepare(state.weights)
-        memory = self.network.initial_memory(state.weights, GROUP)
+        memory = self.network.initial_state(state.weights, GROUP)
         obs = jnp.zeros((GROUP, 64, 64, 3), jnp.uint8)
         resets, key = jnp.zeros(GROUP, bool), jax.random.key(0)
         return compile_program(
             f"{self.name} acting",
-            self.network._act,
+            self.network.act,
             prepared,
             memory,
             obs,
@@ -77,9 +77,9 @@ class Agent:
         obs = jnp.asarray(rng.integers(0, 256, (*shape, *spaces[0].shape), np.uint8))
         actions = jnp.zeros(shape, jnp.int32)
         rollout = Rollout(obs, no, actions, zeros - 1.8, zeros, zeros, no, zeros)
-        memory = self.network.initial_memory(state.weights, c.rollouts)
+        memory = self.network.initial_state(state.weights, c.rollouts)
         count = c.num_steps // c.sequence_length
-        starts = copies(memory, count)
+        starts = broadcast_state(memory, count)
         return rollout, starts
 
     def row(self) -> dict[str, Any]:
@@ -101,22 +101,29 @@ class Agent:
 
 
 def run(*, rounds: int, out: Path | None) -> None:
-    remember_programs()
-    world = make(ENV, count=1, seed=0, asynchronous=False)
-    assert isinstance(world, GymnasiumVector)
+    """Measures, prints and writes frames per second and memory.
+
+    **Arguments:**
+
+    - `rounds`: how often each program is timed.
+    - `out`: a JSON file to write; None writes nothing.
+    """
+    enable_compilation_cache()
+    env = make(ENV, num_envs=1, seed=0, asynchronous=False)
+    assert isinstance(env, GymnasiumVector)
     try:
         with progress_bar() as progress:
             task = progress.add_task("compiling", total=len(MODELS))
             agents = []
             for name, memory in MODELS.items():
-                agents.append(Agent(name, memory, (world.observation_space, world.action_space)))
+                agents.append(Agent(name, memory, (env.observation_space, env.action_space)))
                 progress.advance(task)
-            world.reset()
-            maze = Program("the maze", lambda: _walk(world), 0)
+            env.reset()
+            maze = Program("the maze", lambda: _walk(env), 0)
             programs = [p for agent in agents for p in (agent.acting, agent.learning)]
-            interleave_rounds([maze, *programs], rounds, progress)
+            interleave([maze, *programs], progress, runs=rounds)
     finally:
-        world.close()
+        env.close()
     rows = [agent.row() for agent in agents]
     steps = MAZE_STEPS / (maze.milliseconds / 1e3)
     Console().print(_table(rows))
@@ -138,31 +145,30 @@ def run(*, rounds: int, out: Path | None) -> None:
         )
 
 
-def _walk(world: Any) -> None:
+def _walk(env: Any) -> None:
     for i in range(MAZE_STEPS):
-        world.step(np.array([i % 6]))
+        env.step(np.array([i % 6]))
 
 
 def _compare(agalite: Agent, gtrxl: Agent) -> dict[str, float]:
-    """AGaLiTe against GTrXL, as the paper says it: +0.43 is 43% more."""
-    ours, theirs = agalite.row(), gtrxl.row()
-    kept = (
+    """AGaLiTe relative to GTrXL, as the paper reports it: +0.43 is 43% more."""
+    a, b = agalite.row(), gtrxl.row()
+    parts = (
         "states_of_all_environments_bytes",
         "weights_and_optimiser_bytes",
         "learning_temporary_bytes",
     )
 
     def memory(row: dict[str, Any]) -> int:
-        return sum(row[name] for name in kept)
+        return sum(row[name] for name in parts)
 
     return {
-        "frames a second, acting": gtrxl.acting.ratio(agalite.acting) - 1,
-        "frames a second, learning": gtrxl.learning.ratio(agalite.learning) - 1,
-        "frames a second, both": ours["steps_per_second_of_both"]
-        / theirs["steps_per_second_of_both"]
+        "frames per second, acting": gtrxl.acting.ratio(agalite.acting) - 1,
+        "frames per second, learning": gtrxl.learning.ratio(agalite.learning) - 1,
+        "frames per second, both": a["steps_per_second_of_both"] / b["steps_per_second_of_both"]
         - 1,
-        "memory of 64 agents' states": ours["state_bytes"] / theirs["state_bytes"] - 1,
-        "memory of states, weights, optimiser and gradient": memory(ours) / memory(theirs) - 1,
+        "memory of 64 agents' states": a["state_bytes"] / b["state_bytes"] - 1,
+        "memory of states, weights, optimiser and gradient": memory(a) / memory(b) - 1,
     }
 
 

@@ -1,9 +1,9 @@
 """`agalite bench throughput --models`: the models against their own matrix products.
 
 Training: forward and backward over 256 steps of 8 sequences at the paper's T-Maze size. The lower
-bound is the model's matrix products alone, the three that each weight takes part in, on the same
-number of rows. Streaming: one step at the size of the paper's latency appendix (12 layers, 8
-heads), against matrix-vector products that read as many weights once.
+bound is AGaLiTe's matrix products alone, three of each weight, on the same number of rows.
+Streaming: one step at the size of the paper's latency appendix (12 layers, 8 heads), against
+matrix-vector products that read as many weights once.
 """
 
 from collections.abc import Callable
@@ -15,22 +15,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
-from agalite.bench.programs import stream
+from agalite.bench.model_configs import SIZE as STREAMING_SIZE
+from agalite.bench.model_configs import UNFOLDED, make_model
+from agalite.bench.programs import as_matrix, stream, weight_arrays
 from agalite.bench.report import at_least, at_most, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
+from agalite.bench.timing import Program, compile_program, interleave, progress_bar
 from agalite.memory import Memory, make_memory
-from agalite.ops.state import copies
+from agalite.ops.resets import broadcast_state
 
-STEPS, BATCH, INPUT = 256, 8, 16
+STEPS, BATCH, INPUT_SIZE = 256, 8, 16
 
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "agalite r=1": ("agalite", {}),
     "agalite r=1 published": ("agalite", {"basis": "published"}),
     "agalite r=7": ("agalite", {"r": 7}),
     "agalite r=7 slots": ("agalite", {"r": 7, "basis": "slots"}),
-    "agalite r=1 associative, unfolded": ("agalite", {"method": "associative", "fold": False}),
+    "agalite r=1 associative, unfolded": (UNFOLDED, {"method": "associative"}),
     "galite": ("galite", {}),
     "linear": ("linear", {}),
     "transformer-128": ("transformer", {"context": 128}),
@@ -41,16 +44,15 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "feedforward": ("feedforward", {}),
 }
 
-STREAMING_SIZE: dict[str, Any] = {
-    "d_model": 256,
-    "layers": 12,
-    "heads": 8,
-    "head_size": 64,
-    "ffn_size": 256,
-}
-
 
 def run(*, rounds: int, out: Path | None) -> None:
+    """Measures, prints and writes the times of training and streaming.
+
+    **Arguments:**
+
+    - `rounds`: how often each program is timed; a streaming step at least 50 times.
+    - `out`: a JSON file to write; None writes nothing.
+    """
     with progress_bar() as progress:
         training = _training(rounds, progress)
         streaming = _streaming(max(rounds, 50), progress)
@@ -70,14 +72,11 @@ def run(*, rounds: int, out: Path | None) -> None:
         )
 
 
-# --- training -----------------------------------------------------------------------------------
-
-
 def gradient_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Gradient of a loss over (STEPS, BATCH, INPUT), time first, as a trainer would take it."""
+    """The gradient of a loss over inputs (STEPS, BATCH, INPUT_SIZE), and its arguments."""
     weights, rest = eqx.partition(memory, eqx.is_inexact_array)
-    start = copies(memory.initial_state(), BATCH)
-    xs = jax.random.normal(jax.random.key(1), (STEPS, BATCH, INPUT))
+    start = broadcast_state(memory.initial_state(), BATCH)
+    xs = jax.random.normal(jax.random.key(1), (STEPS, BATCH, INPUT_SIZE))
     resets = jax.random.bernoulli(jax.random.key(2), 0.01, (STEPS, BATCH))
 
     def loss(weights: Any, start: Any, xs: Array, resets: Array) -> Array:
@@ -89,7 +88,7 @@ def gradient_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def products_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """For each weight (out, in) the three products of training, on STEPS * BATCH rows."""
+    """The three products of training of each weight on STEPS * BATCH rows, and their arguments."""
     matrices = [as_matrix(w) for w in weight_arrays(memory)]
     key = jax.random.key(0)
     inputs = [jax.random.normal(key, (STEPS * BATCH, w.shape[1])) for w in matrices]
@@ -101,38 +100,23 @@ def products_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return products, (matrices, inputs, gradients)
 
 
-def weight_arrays(memory: Memory) -> list[Array]:
-    """The arrays that multiply activations; vectors and per-head biases do not."""
-    paths = jax.tree_util.tree_leaves_with_path(eqx.filter(memory, eqx.is_inexact_array))
-    return [x for path, x in paths if "weight" in jax.tree_util.keystr(path)]
-
-
-def as_matrix(w: Array) -> Array:
-    """(out, in): heads belong to whichever side has them."""
-    if w.ndim == 2:
-        return w
-    heads_first = w.shape[0] < w.shape[1]  # (H, N, D) projects into heads, (D, H, V) out of them
-    return w.reshape(-1, w.shape[-1]) if heads_first else w.reshape(w.shape[0], -1)
-
-
-def _training(rounds: int, progress: Any) -> dict[str, Program]:
+def _training(rounds: int, progress: Progress) -> dict[str, Program]:
+    """By label: a gradient of each model; the bound is called "products"."""
     task = progress.add_task("compiling", total=1 + len(TRAINING))
-    base = make_memory("agalite", INPUT)
+    base = make_memory("agalite", INPUT_SIZE)
     function, args = products_of(base)
     programs = {"products": compile_program("agalite's matrix products", function, *args)}
     progress.advance(task)
     for label, (name, options) in TRAINING.items():
-        function, args = gradient_of(make_memory(name, INPUT, **options))
+        function, args = gradient_of(make_model(name, INPUT_SIZE, **options))
         programs[label] = compile_program(label, function, *args)
         progress.advance(task)
-    interleave_rounds(list(programs.values()), rounds, progress)
+    interleave(list(programs.values()), progress, runs=rounds)
     return programs
 
 
-# --- streaming ----------------------------------------------------------------------------------
-
-
-def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
+def _streaming(rounds: int, progress: Progress) -> dict[str, Program]:
+    """A step of AGaLiTe and two bounds: its weights read at once, and layer by layer."""
     memory = make_memory("agalite", STREAMING_SIZE["d_model"], **STREAMING_SIZE)
     x = jnp.ones(memory.input_size)
     key = jax.random.key(0)
@@ -141,7 +125,7 @@ def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
     chain = [as_matrix(w) for w in weight_arrays(memory)]
 
     def chained(matrices: list[Array], x: Array) -> Array:
-        # Each product waits for the one before it, as the layers of a model do.
+        # Each product depends on the one before it, as the layers of a model do.
         for w in matrices:
             x = w @ jnp.resize(x, (w.shape[1],))
         return x
@@ -153,12 +137,8 @@ def _streaming(rounds: int, progress: Any) -> dict[str, Program]:
         "chain": compile_program("the model's own products, in a chain", chained, chain, x),
         "step": stream("agalite r=1, one step", memory),
     }
-    programs["step"].call()
-    interleave_rounds(list(programs.values()), rounds, progress)
+    interleave(list(programs.values()), progress, runs=rounds)
     return programs
-
-
-# --- what it says -------------------------------------------------------------------------------
 
 
 def _targets(training: dict[str, Program], streaming: dict[str, Program]) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
-"""What a benchmark says at its end: did the targets hold, and where are the numbers."""
+"""Output that the benchmarks share: targets, result files and line figures."""
 
 import io
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +13,19 @@ from rich.table import Table
 
 from agalite import files
 from agalite.bench.timing import machine
-from agalite.charts import INK, blank, dress
+from agalite.charts import INK, new_figure, style_axes
+
+_PANEL_WIDTH, _PANEL_HEIGHT = 7.6, 4.2  # inches
+_MAX_LINES_INSIDE = 4  # a legend of more lines goes beside the panel
 
 
 def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+    """A target that holds if `value <= limit`."""
     return {"what": what, "value": value, "limit": f"<= {limit:g}", "holds": value <= limit}
 
 
 def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
+    """A target that holds if `value >= limit`."""
     return {"what": what, "value": value, "limit": f">= {limit:g}", "holds": value >= limit}
 
 
@@ -33,20 +40,35 @@ def show_targets(targets: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
+def check_folder(out: Path) -> None:
+    """Makes the folder of the results; its parent must exist."""
+    if not out.parent.is_dir():
+        raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out={str(out)!r} is a file; name a folder")
+    out.mkdir(exist_ok=True)
+    files.check_writable("out", out / "results.json")
+
+
+def command_line() -> str:
+    """The command that this process was started with."""
+    return shlex.join(["agalite", *sys.argv[1:]])
+
+
 def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Writes `results` as JSON, with a description of the machine."""
     files.write_json(path, {"machine": machine(), **results})
-    Console().print(f"written to {path}", highlight=False, soft_wrap=True)
+    show_paths([path])
 
 
-# --- Line figures for the benchmarks: SVG and PNG, each readable without the text around it -------
-
-_HEIGHT, _WIDTH = 4.2, 7.6
-_FEW = 4  # lines whose names find room inside the panel
+def show_paths(paths: Sequence[Path]) -> None:
+    for path in paths:
+        Console().print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y), with a band from `low` to `high` where given; one point is a level line."""
+    """Points (x, y), and a band from `low` to `high` if given."""
 
     label: str
     x: Sequence[float]
@@ -55,35 +77,47 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     dashes: Any = "-"
-    """As matplotlib has them."""
+    """A line style of matplotlib."""
     marker: str = "o"
     level: bool = False
-    """y does not depend on x: drawn from side to side."""
+    """y does not depend on x: a horizontal line at y[0]."""
 
 
 @dataclass(frozen=True)
 class Panel:
+    """One pair of axes: their title, their labels and their lines."""
+
     title: str
     x: str
     y: str
     lines: Sequence[Line]
-    log_y: bool = True
 
 
-def draw(stem: Path, title: str, panels: Sequence[Panel], *, columns: int = 1) -> list[Path]:
-    """Writes stem.svg and stem.png; x is logarithmic, its ticks the values that were measured."""
+def draw_figure(stem: Path, title: str, panels: Sequence[Panel], *, columns: int = 1) -> list[Path]:
+    """Draws panels with logarithmic axes, whose ticks on x are the measured values.
+
+    **Arguments:**
+
+    - `stem`: the files' path without its suffix.
+    - `title`: above all panels.
+    - `panels`: in rows of `columns`.
+
+    **Returns:**
+
+    The paths of the two files, an SVG and a PNG. Equal numbers give equal files.
+    """
     rows = -(-len(panels) // columns)
-    figure = blank(_WIDTH * columns, 0.6 + _HEIGHT * rows)
+    figure = new_figure(_PANEL_WIDTH * columns, 0.6 + _PANEL_HEIGHT * rows)
     from matplotlib import rc_context
 
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax, panel in zip(axes, panels, strict=False):
-        _panel(ax, panel)
+        _draw_panel(ax, panel)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     figure.suptitle(title, color=INK, fontsize=11)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
-    # The same numbers give the same file: no date, no random names inside.
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("svg", "png")]
+    # Without a date and random ids inside.
     with rc_context({"svg.hashsalt": "agalite", "svg.fonttype": "none"}):
         for path in paths:
             drawn = io.BytesIO()
@@ -93,59 +127,65 @@ def draw(stem: Path, title: str, panels: Sequence[Panel], *, columns: int = 1) -
     return paths
 
 
-def _panel(axes: Any, panel: Panel) -> Any:
+def _draw_panel(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    ticks = sorted({x for line in panel.lines if not line.level for x in line.x})
     axes.set_xscale("log")
-    if panel.log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     for line in panel.lines:
-        if line.level:
-            axes.axhline(
-                line.y[0], color=line.colour, linestyle=line.dashes, linewidth=1.6, label=line.label
-            )
-            if line.low:
-                axes.axhspan(line.low[0], line.high[0], color=line.colour, alpha=0.12, linewidth=0)
-            continue
-        axes.plot(
-            line.x,
-            line.y,
-            color=line.colour,
-            linestyle=line.dashes,
-            linewidth=1.8,
-            marker=line.marker,
-            markersize=4.5,
-            label=line.label,
-        )
-        if line.low:
-            axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
+        _draw_line(axes, line)
+    ticks = sorted({x for line in panel.lines if not line.level for x in line.x})
     if ticks:
         axes.set_xticks(ticks)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-    if not panel.log_y:
-        axes.set_ylim(bottom=0)
     axes.set_title(panel.title, color=INK, fontsize=10)
     axes.set_xlabel(panel.x, color=INK)
     axes.set_ylabel(panel.y, color=INK)
-    dress(axes)
+    style_axes(axes)
+    _draw_legend(axes, panel)
+
+
+def _draw_line(axes: Any, line: Line) -> None:
+    if line.level:
+        axes.axhline(
+            line.y[0], color=line.colour, linestyle=line.dashes, linewidth=1.6, label=line.label
+        )
+        if line.low:
+            axes.axhspan(line.low[0], line.high[0], color=line.colour, alpha=0.12, linewidth=0)
+        return
+    axes.plot(
+        line.x,
+        line.y,
+        color=line.colour,
+        linestyle=line.dashes,
+        linewidth=1.8,
+        marker=line.marker,
+        markersize=4.5,
+        label=line.label,
+    )
+    if line.low:
+        axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, lw=0)
+
+
+def _draw_legend(axes: Any, panel: Panel) -> None:
     if len(panel.lines) == 1:
-        return axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
-    # In the order in which the lines lie at the right, so that the eye finds them.
+        axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
+        return
+    # In the order of the lines' right ends.
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: -panel.lines[i].y[-1])
-    place: dict[str, Any] = {"loc": "best", "framealpha": 0.7, "edgecolor": "none"}
-    if len(labels) > _FEW:
-        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
-    return axes.legend(
+    position: dict[str, Any] = {"loc": "best", "framealpha": 0.7, "edgecolor": "none"}
+    if len(labels) > _MAX_LINES_INSIDE:
+        position = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
+    axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
         fontsize=9,
         labelcolor=INK,
         handlelength=4.5,
-        **place,
+        **position,
     )

@@ -1,6 +1,6 @@
-"""An environment whose step takes a fixed time and next to no work: as if it ran elsewhere.
+"""A Gymnasium environment whose step takes a fixed time and hardly any CPU, as if it ran elsewhere.
 
-Workers import this file: nothing but Gymnasium and NumPy.
+Worker processes import this module, so it imports nothing but Gymnasium and NumPy.
 """
 
 import time
@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-ID = "agalite-bench/Slow-v0"
+ID = "agalite-bench/Sleep-v0"
 
 
-class Slow(gym.Env):
+class SleepEnv(gym.Env):
     """16 random numbers, 4 actions, no reward; an episode lasts 200 steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (16,), np.float32)
@@ -37,4 +37,4 @@ class Slow(gym.Env):
 
 
 if ID not in gym.registry:
-    gym.register(ID, "agalite.bench.sleep_env:Slow")
+    gym.register(ID, "agalite.bench.sleep_env:SleepEnv")

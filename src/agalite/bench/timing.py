@@ -1,4 +1,8 @@
-"""Timing compiled programs against each other in one run."""
+"""Timing compiled programs against each other.
+
+Load on a shared machine changes from one minute to the next, so the programs of a benchmark are
+interleaved: one run of each, over and over, and ratios are taken run by run.
+"""
 
 import os
 import platform
@@ -16,16 +20,14 @@ from agalite import kernels
 from agalite.system import commit, processor
 from agalite.version import __version__
 
-
-def spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a share of the median."""
-    low, middle, high = np.percentile(values, [25, 50, 75])
-    return float((high - low) / 2 / middle)
+_MIN_RUNS = 3  # for a median, unless they take more than twice the time limit
+_BURST = 4  # runs of a short program in one turn
+_SHORT = 0.1  # seconds; a longer run fills the caches by itself
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
-    """A compiled function, ready to run, and how long it took each time."""
+    """A compiled function with its arguments, and the seconds that each run took."""
 
     name: str
     call: Callable[[], Any]
@@ -33,6 +35,7 @@ class Program:
     seconds: list[float] = field(default_factory=list)
 
     def time(self) -> None:
+        """Runs the program once and records the seconds."""
         start = time.perf_counter()
         jax.block_until_ready(self.call())
         self.seconds.append(time.perf_counter() - start)
@@ -46,36 +49,83 @@ class Program:
         return spread(self.seconds)
 
     def ratio(self, base: "Program") -> float:
-        """Median over the rounds of this round's time by that one's: noise hits both alike."""
-        rounds = min(len(self.seconds), len(base.seconds))
-        return float(np.median(np.divide(self.seconds[:rounds], base.seconds[:rounds])))
+        """Median of this program's time by `base`'s, run by run: load affects both."""
+        runs = min(len(self.seconds), len(base.seconds))
+        return float(np.median(np.divide(self.seconds[:runs], base.seconds[:runs])))
 
 
-def ready(name: str, function: Callable[..., Any], *args: Any) -> Program:
-    """Compiled, and not run yet: the first run of a long sequence may take minutes."""
+def compile_program(name: str, function: Callable[..., Any], *args: Any) -> Program:
+    """`function(*args)`, compiled but not run: one run of a long sequence may take minutes."""
     compiled = jax.jit(function).lower(*args).compile()
     return Program(name, lambda: compiled(*args), temporary_bytes(compiled))
 
 
-def compile_program(name: str, function: Callable[..., Any], *args: Any) -> Program:
-    """Compiled and run once, so that the first timed run is like the others."""
-    program = ready(name, function, *args)
-    jax.block_until_ready(program.call())
-    return program
-
-
 def temporary_bytes(compiled: Any) -> int:
+    """Memory that XLA allocates for intermediate results of a compiled program."""
     analysis = compiled.memory_analysis()
     return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
-def interleave_rounds(programs: list[Program], rounds: int, progress: Progress) -> None:
-    """One run of each, `rounds` times over."""
-    task = progress.add_task("timing", total=rounds * len(programs))
-    for _ in range(rounds):
-        for program in programs:
+def interleave(
+    programs: Sequence[Program],
+    progress: Progress,
+    *,
+    runs: int,
+    seconds: float | None = None,
+    description: str = "timing",
+) -> None:
+    """Times the programs in turns, after one run of each that does not count.
+
+    A step of a stream should find the caches as its own last step left them, not as another model
+    did. So with a time limit a turn of a short program is one run that does not count and four that
+    do.
+
+    **Arguments:**
+
+    - `programs`: their `seconds` are filled.
+    - `progress`: shows how far it is.
+    - `runs`: of each program, at most.
+    - `seconds`: time limit of each program; None times one run of each, `runs` times over. No run
+        starts that would exceed the limit, but every program has one run, and three if they fit
+        into twice the limit.
+    - `description`: shown beside the progress bar.
+    """
+    for program in programs:
+        jax.block_until_ready(program.call())
+        program.seconds.clear()
+    task = progress.add_task(description, total=runs * len(programs))
+    waiting = list(programs)
+    while waiting:
+        for program in list(waiting):
+            if seconds is None:
+                program.time()
+            else:
+                _burst(program, runs)
+            finished = len(program.seconds) >= runs
+            if finished or (seconds is not None and not _has_time(program, seconds)):
+                waiting.remove(program)
+            completed = sum(len(p.seconds) if p in waiting else runs for p in programs)
+            progress.update(task, completed=completed)
+    progress.remove_task(task)
+
+
+def _burst(program: Program, runs: int) -> None:
+    program.time()
+    if program.seconds[-1] <= _SHORT:
+        program.seconds.pop()
+        for _ in range(min(_BURST, runs - len(program.seconds))):
             program.time()
-            progress.advance(task)
+
+
+def _has_time(program: Program, seconds: float) -> bool:
+    limit = 2 * seconds if len(program.seconds) < _MIN_RUNS else seconds
+    return sum(program.seconds) + min(program.seconds) <= limit
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles, as a fraction of the median."""
+    low, median, high = np.percentile(values, [25, 50, 75])
+    return float((high - low) / 2 / median)
 
 
 def progress_bar() -> Progress:
@@ -88,14 +138,19 @@ def progress_bar() -> Progress:
     return Progress(*columns, transient=True)
 
 
+def load_average() -> float | None:
+    """Of the last minute; None on systems that do not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
 def machine() -> dict[str, Any]:
-    """What a reader must know to compare these numbers with others."""
+    """Hardware, versions and load, which result files carry."""
     return {
         "agalite": __version__,
         "commit": commit(),
         "cpu": processor(),
         "cores": os.cpu_count(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load": load_average(),
         "backend": jax.default_backend(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
@@ -103,53 +158,3 @@ def machine() -> dict[str, Any]:
         "kernels": kernels.why_not() or "used",
         "huge_pages": "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", ""),
     }
-
-
-# --- Programs timed in turns, so many runs each or until their time is used up --------------------
-
-_LEAST = 3
-"""Runs that a median needs at least, whatever the time limit; one that is very long gets fewer."""
-_BURST = 4
-_QUICK = 0.1  # seconds: a longer run warms its own caches
-
-
-def interleave(
-    programs: Sequence[Program], progress: Progress, what: str, *, runs: int, seconds: float
-) -> None:
-    """Each program has up to `runs` runs and `seconds` of time; a busy machine slows all alike.
-
-    A turn of short runs is several in a row after one that does not count: a stream finds the
-    caches as its own last step left them, not as another model did. No run is begun that would take
-    more than the time left; every program has one, and three if they take no more than twice it.
-    """
-    for program in programs:
-        # The very first run can take many times as long as any other.
-        jax.block_until_ready(program.call())
-        program.seconds.clear()
-    task = progress.add_task(what, total=runs * len(programs))
-    waiting = list(range(len(programs)))
-    while waiting:
-        for i in list(waiting):
-            _turn(programs[i], runs)
-            enough = len(programs[i].seconds) >= runs
-            if enough or not _has_time(programs[i], seconds):
-                waiting.remove(i)
-            progress.update(task, completed=_completed(programs, runs, waiting))
-    progress.remove_task(task)
-
-
-def _turn(program: Program, runs: int) -> None:
-    program.time()
-    if program.seconds[-1] <= _QUICK:
-        program.seconds.pop()
-        for _ in range(min(_BURST, runs - len(program.seconds))):
-            program.time()
-
-
-def _has_time(program: Program, seconds: float) -> bool:
-    limit = 2 * seconds if len(program.seconds) < _LEAST else seconds
-    return sum(program.seconds) + min(program.seconds) <= limit
-
-
-def _completed(programs: Sequence[Program], runs: int, waiting: list[int]) -> int:
-    return sum(len(p.seconds) if i in waiting else runs for i, p in enumerate(programs))

@@ -1,9 +1,9 @@
-"""`agalite bench throughput --training`: the whole loop, at the paper's T-Maze settings.
+"""`agalite bench throughput --training`: the whole training loop, at the paper's T-Maze settings.
 
-Eight environments, rollouts of 256, corridor 160, A2C: acting, the worlds and learning in one
-program, as `agalite train` runs it. Beside the steps a second stands the share of the machine's own
-rate of float32 matrix products, measured in the same rounds, that the models' arithmetic makes up:
-2 operations per parameter and step for acting and 6 for learning.
+Eight environments, rollouts of 256 steps, corridor 160, A2C: acting, stepping and learning in one
+program, as `agalite train` runs it. Beside the steps per second the table has the share of the
+machine's rate of float32 matrix products, measured in the same rounds, that the model's arithmetic
+makes up: 2 operations per parameter and step for acting and 6 for learning.
 """
 
 from functools import partial
@@ -18,9 +18,10 @@ from rich.table import Table
 
 from agalite.agents.a2c import A2C
 from agalite.bench.report import at_least, show_targets, write_results
-from agalite.bench.timing import Program, compile_program, interleave_rounds, progress_bar
+from agalite.bench.timing import Program, compile_program, interleave, progress_bar
 from agalite.training.config import TrainConfig
-from agalite.training.train import Trainer, remember_programs
+from agalite.training.session import enable_compilation_cache
+from agalite.training.train import Trainer
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "agalite(4,1)": ("agalite", {}),
@@ -31,12 +32,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gru": ("gru", {}),
     "lstm": ("lstm", {}),
 }
-PER_PARAMETER = 2 + 6  # operations a step: acting, learning
-SIDE = 2048  # of the square matrices whose product is the machine's rate
+FLOPS_PER_PARAMETER = 2 + 6  # per step: acting, learning
+SIDE = 2048  # of the square matrices whose product measures the machine's rate
 
 
 def run(*, rounds: int, out: Path | None) -> None:
-    remember_programs()
+    """Measures, prints and writes steps per second.
+
+    **Arguments:**
+
+    - `rounds`: how often an update of each model is timed.
+    - `out`: a JSON file to write; None writes nothing.
+    """
+    enable_compilation_cache()
     with progress_bar() as progress:
         task = progress.add_task("compiling", total=1 + len(MODELS))
         square = jnp.ones((SIDE, SIDE))
@@ -47,7 +55,7 @@ def run(*, rounds: int, out: Path | None) -> None:
             trainers[label] = _trainer(memory, options)
             programs.append(_program(label, trainers[label]))
             progress.advance(task)
-        interleave_rounds(programs, rounds, progress)
+        interleave(programs, progress, runs=rounds)
     product, *training = programs
     rows = [_row(p, product, trainers[p.name]) for p in training]
     Console().print(_table(product, rows))
@@ -74,15 +82,15 @@ def _trainer(memory: str, options: dict[str, Any]) -> Trainer:
 
 
 def _program(label: str, trainer: Trainer) -> Program:
-    state = jax.jit(trainer.begin)(jnp.uint32(0))
+    state = jax.jit(trainer.init)(jnp.uint32(0))
     advance = partial(trainer.advance, updates=jnp.int32(1))
     return compile_program(label, lambda state: advance(state)[1], state)
 
 
 def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
     steps = trainer.config.steps_per_update
-    operations = PER_PARAMETER * trainer.parameter_count * steps
-    share = (operations / 2 / SIDE**3) / p.ratio(product)
+    flops = FLOPS_PER_PARAMETER * trainer.parameter_count * steps
+    share = (flops / 2 / SIDE**3) / p.ratio(product)
     return {
         "name": p.name,
         "parameters": trainer.parameter_count,

@@ -1,4 +1,4 @@
-"""`agalite export`. Nothing heavy is imported until it is run."""
+"""`agalite export`. Heavy modules are imported when it runs."""
 
 import sys
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class Export:
     """The ONNX file to write."""
     stablehlo: Path | None = None
     """The StableHLO file to write, which JAX reads."""
-    batch: int = 1
-    """How many agents act side by side in the file: the first axis of everything."""
+    batch_size: int = 1
+    """Agents that act together: the first axis of all inputs and outputs."""
     tolerance: float = 1e-5
-    """A file whose outputs differ from the agent's by more is not left behind."""
+    """Largest difference allowed between the file and the agent; a worse file is not kept."""
     best: bool = False
     """Use the best checkpoint instead of the newest."""
     seed_number: int = 0
@@ -37,20 +37,20 @@ class Export:
         from agalite.export.verify import STEPS
         from agalite.training.run import Run
 
-        in_all = Run.open(self.run_folder).config["total_timesteps"]
-        print("compiling, writing and replaying: a minute or so", file=sys.stderr)
+        total = Run.open(self.run_folder).config["total_timesteps"]
+        print("compiling, writing and verifying: about a minute", file=sys.stderr)
         for file in export_run(
             self.run_folder,
             onnx=self.onnx,
             stablehlo=self.stablehlo,
-            batch=self.batch,
+            batch_size=self.batch_size,
             tolerance=self.tolerance,
             seed_number=self.seed_number,
             best=self.best,
         ):
             print(
                 f"{file.path}: {file.size / 1e6:.1f} MB, the agent after {file.at_step:,} of "
-                f"{in_all:,} steps; {STEPS} steps replayed, "
+                f"{total:,} steps; {STEPS} steps replayed, "
                 f"largest difference {file.difference:.1e}"
             )
 

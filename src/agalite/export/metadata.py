@@ -1,4 +1,4 @@
-"""What an exported file says about itself, so that no other file is needed to use it."""
+"""The metadata of an exported file: all that is needed to use it."""
 
 from typing import Any
 
@@ -22,9 +22,22 @@ _USE = (
 def describe(
     step: Step, head: ActionHead, spaces: tuple[Any, Any], config: dict[str, Any], at_step: int
 ) -> dict[str, Any]:
-    """JSON's own types only. config: the run's config.json. at_step: of its checkpoint."""
+    """The metadata of a step.
+
+    **Arguments:**
+
+    - `step`: the exported function.
+    - `head`: the agent's action head.
+    - `spaces`: of observations and of actions.
+    - `config`: the run's config.json.
+    - `at_step`: environment steps that the agent had been trained for.
+
+    **Returns:**
+
+    A dictionary of JSON types.
+    """
     observation, action = spaces
-    described = {
+    metadata = {
         "format": FORMAT,
         "agalite": __version__,
         "use": _USE,
@@ -40,11 +53,11 @@ def describe(
         "checkpoint_step": at_step,
         "run": config,
     }
-    return files.plain(described)
+    return files.plain(metadata)
 
 
 def space(value: Any) -> dict[str, Any]:
-    """A space of gymnax or Gymnasium in words and numbers."""
+    """A space of gymnax or Gymnasium."""
     shape = [int(n) for n in value.shape or ()]
     common = {"shape": shape, "dtype": np.dtype(value.dtype).name}
     if hasattr(value, "nvec"):
@@ -55,7 +68,7 @@ def space(value: Any) -> dict[str, Any]:
 
 
 def distribution(head: ActionHead) -> dict[str, Any]:
-    """How the outputs become an action of the world."""
+    """How an action of the environment is made of the outputs."""
     match head:
         case DiscreteHead():
             return {
@@ -94,13 +107,13 @@ def _tensor(x: Any) -> dict[str, Any]:
 
 
 def _limit(value: Any) -> Any:
-    """One number where all are the same."""
+    """One number if all are equal."""
     array = np.asarray(value, np.float64)
     return float(array.flat[0]) if (array == array.flat[0]).all() else array.tolist()
 
 
 def _scale(low: np.ndarray, high: np.ndarray) -> tuple[list[float], list[float]]:
-    """As in `BoxHead.to_world`: -1 and 1 are the limits, where there are two."""
+    """As in `BoxHead.to_env`: -1 and 1 become the limits where both are finite."""
     bounded = np.isfinite(low) & np.isfinite(high)
     with np.errstate(invalid="ignore"):
         centre, half = np.where(bounded, (low + high) / 2, 0), np.where(bounded, high - low, 2) / 2

@@ -1,4 +1,8 @@
-"""A trained agent into files that other programs run: written, replayed, and only then named."""
+"""Exporting a trained agent to files that other programs run.
+
+A file is written under a temporary name, opened again and compared with the agent, and renamed only
+if both agree (`verify`).
+"""
 
 import contextlib
 import os
@@ -18,14 +22,16 @@ from agalite.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportedFile:
+    """A file that was written and verified."""
+
     path: Path
     size: int
-    """Bytes."""
+    """In bytes."""
     difference: float
-    """The largest, in the replay."""
+    """The largest difference from the agent."""
     at_step: int
-    """The environment steps that the agent had learned from."""
+    """Environment steps that the agent had been trained for."""
 
 
 def export_model(
@@ -34,30 +40,47 @@ def export_model(
     *,
     onnx: Path | None = None,
     stablehlo: Path | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     tolerance: float = TOLERANCE,
     config: dict[str, Any] | None = None,
     at_step: int = 0,
-) -> list[Written]:
-    """spaces: of observations and actions. A file that does not replay as the model does is not
-    left behind: that is a ValueError."""
-    validation.integer("batch", batch, minimum=1)
-    validation.number("tolerance", tolerance, minimum=0)
-    asked: list[tuple[str, Path, ModuleType]] = []
+) -> list[ExportedFile]:
+    """Writes an agent to an ONNX file, a StableHLO file or both.
+
+    **Arguments:**
+
+    - `model`: the agent.
+    - `spaces`: the environment's spaces of observations and of actions.
+    - `onnx`, `stablehlo`: the files to write.
+    - `batch_size`: agents that act together, the first axis of all inputs and outputs.
+    - `tolerance`: the largest difference allowed between a file and the agent; a file that differs
+        by more is a ValueError and not kept.
+    - `config`: the run's configuration, for the metadata.
+    - `at_step`: environment steps that the agent was trained for, for the metadata.
+
+    **Returns:**
+
+    The files that were written.
+    """
+    validation.check_integer("batch_size", batch_size, minimum=1)
+    validation.check_number("tolerance", tolerance, minimum=0)
+    formats: list[tuple[str, Path, ModuleType]] = []
     if onnx is not None:
-        asked.append(("onnx", Path(onnx), onnx_file))
+        formats.append(("onnx", Path(onnx), onnx_file))
     if stablehlo is not None:
-        asked.append(("stablehlo", Path(stablehlo), stablehlo_file))
-    if not asked:
+        formats.append(("stablehlo", Path(stablehlo), stablehlo_file))
+    if not formats:
         raise ValueError("nothing to write: name a file with --onnx or --stablehlo, or both")
-    if len({os.path.realpath(path) for _, path, _ in asked}) < len(asked):
+    if len({os.path.realpath(path) for _, path, _ in formats}) < len(formats):
         raise ValueError(f"onnx and stablehlo are both {str(onnx)!r}: one would replace the other")
-    for name, path, kind in asked:
-        kind.require()
+    for name, path, module in formats:
+        module.require()
         files.check_writable(name, path)
-    step = make_step(model, spaces[0].dtype, batch)
+    step = make_step(model, spaces[0].dtype, batch_size)
     metadata = describe(step, model.actor, spaces, config or {}, at_step)
-    return [_write(path, kind, step, metadata, spaces[0], tolerance) for _, path, kind in asked]
+    return [
+        _write(path, module, step, metadata, spaces[0], tolerance) for _, path, module in formats
+    ]
 
 
 def export_run(
@@ -65,27 +88,36 @@ def export_run(
     *,
     onnx: Path | None = None,
     stablehlo: Path | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     tolerance: float = TOLERANCE,
     seed_number: int = 0,
     best: bool = False,
-) -> list[Written]:
-    """The agent of a run as its newest checkpoint has it, or its best: see `export_model`."""
+) -> list[ExportedFile]:
+    """Writes the agent of a run to an ONNX file, a StableHLO file or both.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `onnx`, `stablehlo`, `batch_size`, `tolerance`: as in `export_model`.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `best`: the best checkpoint instead of the newest.
+
+    **Returns:**
+
+    The files that were written.
+    """
     from agalite.training.policy import load
     from agalite.training.run import Run
 
     run = Run.open(folder)
     model, trainer, at_step = load(folder, seed_number=seed_number, best=best)
-    world: Any = trainer.world
-    spaces = tuple(
-        kind(world.default_params) for kind in (world.observation_space, world.action_space)
-    )
+    env: Any = trainer.env
     return export_model(
         model,
-        (spaces[0], spaces[1]),
+        (env.observation_space(env.default_params), env.action_space(env.default_params)),
         onnx=onnx,
         stablehlo=stablehlo,
-        batch=batch,
+        batch_size=batch_size,
         tolerance=tolerance,
         config=run.config,
         at_step=at_step,
@@ -94,23 +126,23 @@ def export_run(
 
 def _write(
     path: Path,
-    kind: ModuleType,
+    module: ModuleType,
     step: Step,
     metadata: dict[str, Any],
     observation_space: Any,
     tolerance: float,
-) -> Written:
-    data = kind.encode(step, metadata)
+) -> ExportedFile:
+    data = module.encode(step, metadata)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
     unverified = Path(name)
     try:
         files.write(unverified, data)
-        run, _ = kind.open_file(unverified)
+        run, _ = module.open_file(unverified)
         difference = check(step, run, observation_space, tolerance=tolerance)
         os.replace(unverified, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             unverified.unlink()
     files.sync(path.parent)
-    return Written(path, len(data), difference, metadata["checkpoint_step"])
+    return ExportedFile(path, len(data), difference, metadata["checkpoint_step"])

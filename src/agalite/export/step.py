@@ -1,9 +1,10 @@
-"""One step of a trained agent as a function of plain arrays, which is what is exported.
+"""One step of a trained agent as a function of plain arrays: what is exported.
 
     observation (N, ...), reset (N,), state... -> distribution..., value (N,), new state...
 
-N agents side by side. The state starts as zeros, with `reset` true at the first observation of an
-episode; what never changes (a random key, a checksum of the weights) is not part of it.
+N is the batch size. The state starts as zeros, with `reset` true at the first observation of an
+episode. Leaves of the memory state that never change (a random key, a checksum of the weights) are
+constants of the function and not part of its state.
 """
 
 import re
@@ -22,6 +23,8 @@ from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, Mu
 
 
 class Tensor(NamedTuple):
+    """An input or output of the step."""
+
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -32,16 +35,18 @@ class Tensor(NamedTuple):
 
 
 class Step(NamedTuple):
+    """The function to export and a description of its arguments and results."""
+
     function: Callable[..., list[Array]]
-    """Of as many arrays as there are inputs, to as many as there are outputs."""
+    """Takes the arrays of `inputs`, returns those of `outputs`."""
     inputs: list[Tensor]
     outputs: list[Tensor]
     state: list[Tensor]
-    """The inputs from the third on; the last outputs are the same, new."""
+    """The inputs from the third on; the last outputs are their new values."""
 
 
 def parameters(policy: Distribution) -> dict[str, Array]:
-    """What a distribution is made of, by the names under which it is exported."""
+    """The arrays that define a distribution, by the names of their outputs."""
     match policy:
         case Categorical() | MultiCategorical():
             return {"logits": policy.logits}
@@ -50,16 +55,24 @@ def parameters(policy: Distribution) -> dict[str, Array]:
     raise ValueError(f"a policy that is a {type(policy).__name__} cannot be exported")
 
 
-def make_step(model: ActorCritic, observation_dtype: Any, batch: int = 1) -> Step:
-    validation.integer("batch", batch, minimum=1)
-    start = model.initial_state(batch)
+def make_step(model: ActorCritic, observation_dtype: Any, batch_size: int = 1) -> Step:
+    """The step of an agent.
+
+    **Arguments:**
+
+    - `model`: the agent; its weights become constants.
+    - `observation_dtype`: of the environment's observations.
+    - `batch_size`: N.
+    """
+    validation.check_integer("batch_size", batch_size, minimum=1)
+    start = model.initial_state(batch_size)
     paths, tree = jax.tree_util.tree_flatten_with_path(start)
     leaves = [leaf for _, leaf in paths]
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(observation_dtype))  # 32 bits, usually
-    observation = Tensor("observation", (batch, *model.encoder.shape), dtype)
-    reset = Tensor("reset", (batch,), np.dtype(bool))
-    whole = [Tensor(_name(path), leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths]
-    everything = [x.like for x in (observation, reset, *whole)]
+    observation = Tensor("observation", (batch_size, *model.encoder.shape), dtype)
+    reset = Tensor("reset", (batch_size,), np.dtype(bool))
+    full_state = [Tensor(_name(path), leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths]
+    shapes = [x.like for x in (observation, reset, *full_state)]
 
     def run(observation: Array, reset: Array, *state: Array) -> tuple[dict[str, Array], Any, Any]:
         memory, policy, value = jax.vmap(model.step)(
@@ -67,23 +80,23 @@ def make_step(model: ActorCritic, observation_dtype: Any, batch: int = 1) -> Ste
         )
         return parameters(policy), value, jax.tree.leaves(memory)
 
-    traced = trace(lambda *inputs: run(*inputs)[2], everything)
-    kept = [
+    traced = trace(lambda *inputs: run(*inputs)[2], shapes)
+    changing = [
         i
         for i, (old, new) in enumerate(zip(traced.inputs[2:], traced.outputs, strict=True))
         if new is not old and not isinstance(new, jax.Array)
     ]
-    policy, value, _ = jax.eval_shape(run, *everything)
+    policy, value, _ = jax.eval_shape(run, *shapes)
     heads = [Tensor(n, x.shape, np.dtype(x.dtype)) for n, x in [*policy.items(), ("value", value)]]
 
     def step(observation: Array, reset: Array, *state: Array) -> list[Array]:
-        given = list(leaves)
-        for i, array in zip(kept, state, strict=True):
-            given[i] = array
-        found, value, new = run(observation, reset, *given)
-        return [*(found[name] for name in policy), value, *(new[i] for i in kept)]
+        full = list(leaves)
+        for i, array in zip(changing, state, strict=True):
+            full[i] = array
+        distribution, value, new = run(observation, reset, *full)
+        return [*(distribution[name] for name in policy), value, *(new[i] for i in changing)]
 
-    state = [whole[i] for i in kept]
+    state = [full_state[i] for i in changing]
     new = [x._replace(name=f"new_{x.name}") for x in state]
     return Step(step, [observation, reset, *state], [*heads, *new], state)
 

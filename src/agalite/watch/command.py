@@ -1,4 +1,4 @@
-"""`agalite watch`. Nothing heavy is imported until it is run."""
+"""`agalite watch`. Heavy modules are imported when it runs."""
 
 import sys
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from agalite import extras
 
 @dataclass(frozen=True)
 class Watch:
-    """Show an episode beside what the memory does in it, as a web page or a film.
+    """Show an episode and what the memory keeps of it, as a web page or a film.
 
     agalite watch runs/NAME --out page.html
     """
@@ -21,11 +21,11 @@ class Watch:
     out: Path
     """The file to write: .html (one file, opens offline in any browser), .gif or .mp4."""
     seed: int = 0
-    """Of the episode."""
+    """Seed of the episode."""
     steps: int = 200
-    """At most so many steps, from the episode's first; the work grows with their square."""
+    """Most steps to show, from the episode's first; the time grows with their square."""
     greedy: bool = False
-    """Take the likeliest action instead of a sampled one."""
+    """Take the most likely action instead of a sampled one."""
     best: bool = False
     """Use the best checkpoint instead of the newest."""
     seed_number: int = 0
@@ -35,8 +35,8 @@ class Watch:
         extras.require_training("agalite watch")
         from agalite.watch.run import watch
 
-        print("compiling, playing and looking back: a minute or so", file=sys.stderr)
-        story = watch(
+        print("compiling, playing and computing gradients: about a minute", file=sys.stderr)
+        record = watch(
             self.run_folder,
             self.out,
             seed=self.seed,
@@ -46,7 +46,7 @@ class Watch:
             seed_number=self.seed_number,
         )
         print(
-            f"{story['steps']} steps, return {story['total']:.2f}, {story['ended']}; "
+            f"{record['steps']} steps, return {record['total']:.2f}, {record['ended']}; "
             f"written to {self.out}"
         )
 

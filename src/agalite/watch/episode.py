@@ -1,4 +1,4 @@
-"""One episode of a trained agent, with all that it saw, thought and did."""
+"""One episode of a trained agent: observations, policies, values, actions, rewards and frames."""
 
 from typing import Any, NamedTuple
 
@@ -7,17 +7,21 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt8
 
-from agalite.envs.rendering import speed
+from agalite.envs.rendering import render_fps
 from agalite.memory.layers import prepare_for_inference
 from agalite.networks.actor_critic import ActorCritic
 from agalite.networks.heads import Distribution
-from agalite.training.asynchronous.evaluate import HostWorld
+from agalite.training.asynchronous.evaluate import HostEnv
+
+_UNFINISHED = "stopped before its end"
 
 
 class Step(NamedTuple):
+    """One step of an episode."""
+
     obs: Shaped[np.ndarray, "..."]
     policy: Distribution
-    """Before the action; one, not a batch."""
+    """Of this observation; unbatched."""
     value: float
     sampled: Shaped[np.ndarray, "..."]
     """The action as the policy drew it."""
@@ -25,16 +29,19 @@ class Step(NamedTuple):
     """For the action."""
 
 
-class Watched(NamedTuple):
+class WatchedEpisode(NamedTuple):
+    """The steps of an episode and its frames."""
+
     steps: list[Step]
     frames: list[UInt8[np.ndarray, "height width 3"]]
-    """One for each step, before its action, and where the world can draw it one of the end."""
-    why: str
-    """How it ended, in words."""
+    """One for each step, before its action; of JAX environments also one after the last action."""
+    ending: str
+    """How the episode ended, in words."""
     fps: float
 
     @property
     def total(self) -> float:
+        """The return."""
         return sum(step.reward for step in self.steps)
 
     @property
@@ -50,75 +57,92 @@ class Watched(NamedTuple):
         return np.array([step.value for step in self.steps])
 
 
-def play(model: ActorCritic, world: Any, *, seed: int, steps: int, greedy: bool) -> Watched:
-    """Until the episode ends, or for so many steps."""
-    run = _play_host if isinstance(world, HostWorld) else _play_world
-    return run(model, world, seed=seed, steps=steps, greedy=greedy)
+def play(model: ActorCritic, env: Any, *, seed: int, steps: int, greedy: bool) -> WatchedEpisode:
+    """Plays one episode.
+
+    **Arguments:**
+
+    - `model`: the agent.
+    - `env`: a JAX environment, or the `HostEnv` of an asynchronous run.
+    - `seed`: of the environment and of the actions.
+    - `steps`: the episode is stopped after so many.
+    - `greedy`: the most likely action instead of a sampled one.
+    """
+    run = _play_host if isinstance(env, HostEnv) else _play_jax
+    return run(model, env, seed=seed, steps=steps, greedy=greedy)
 
 
-def _actor(model: ActorCritic, *, greedy: bool) -> Any:
-    """act(memory, obs, first, key) -> memory, policy, value, sampled, action."""
+def _act_function(model: ActorCritic, *, greedy: bool) -> Any:
+    """act(memory_state, obs, reset, key) -> memory_state, policy, value, sampled, action."""
     weights, rest = eqx.partition(prepare_for_inference(model), eqx.is_array)
 
     @jax.jit
-    def act(weights: Any, memory: Any, obs: Array, first: Array, key: Array) -> Any:
+    def act(weights: Any, memory_state: Any, obs: Array, reset: Array, key: Array) -> Any:
         model: ActorCritic = eqx.combine(weights, rest)
-        memory, policy, value = model.step(memory, obs, first)
+        memory_state, policy, value = model.step(memory_state, obs, reset)
         sampled = policy.mode() if greedy else policy.sample(key)
-        return memory, policy, value, sampled, model.to_world(sampled)
+        return memory_state, policy, value, sampled, model.to_env(sampled)
 
     return lambda *args: act(weights, *args)
 
 
-def _play_world(model: ActorCritic, world: Any, *, seed: int, steps: int, greedy: bool) -> Watched:
-    params, act = world.default_params, _actor(model, greedy=greedy)
+def _play_jax(
+    model: ActorCritic, env: Any, *, seed: int, steps: int, greedy: bool
+) -> WatchedEpisode:
+    params, act = env.default_params, _act_function(model, greedy=greedy)
 
     @jax.jit
-    def begin(key: Array) -> Any:
-        obs, state = world.reset_env(key, params)
-        return obs, state, world.render(state, params)
+    def reset(key: Array) -> Any:
+        obs, env_state = env.reset_env(key, params)
+        return obs, env_state, env.render(env_state, params)
 
     @jax.jit
-    def move(key: Array, state: Any, action: Array) -> Any:
-        obs, state, reward, terminated, _ = world.step_env(key, state, action, params)
-        truncated = world.is_truncated(state, params)
-        return obs, state, reward, terminated, truncated, world.render(state, params)
+    def step(key: Array, env_state: Any, action: Array) -> Any:
+        obs, env_state, reward, terminated, _ = env.step_env(key, env_state, action, params)
+        truncated = env.is_truncated(env_state, params)
+        return obs, env_state, reward, terminated, truncated, env.render(env_state, params)
 
     key = jax.random.key(seed)
-    obs, state, frame = begin(jax.random.fold_in(key, 0))
-    memory, why = model.initial_state(), "stopped before its end"
+    obs, env_state, frame = reset(jax.random.fold_in(key, 0))
+    memory_state, ending = model.initial_state(), _UNFINISHED
     taken, frames = [], [np.asarray(frame)]
     for t in range(steps):
-        choose, chance = jax.random.split(jax.random.fold_in(key, t + 1))
+        act_key, step_key = jax.random.split(jax.random.fold_in(key, t + 1))
         seen = np.asarray(obs)
-        memory, policy, value, sampled, action = act(memory, obs, np.asarray(t == 0), choose)
-        obs, state, reward, terminated, truncated, frame = move(chance, state, action)
+        memory_state, policy, value, sampled, action = act(
+            memory_state, obs, np.asarray(t == 0), act_key
+        )
+        obs, env_state, reward, terminated, truncated, frame = step(step_key, env_state, action)
         taken.append(Step(seen, policy, float(value), np.asarray(sampled), float(reward)))
         frames.append(np.asarray(frame))
         if terminated or truncated:
-            why = "ended" if terminated else "stopped by the time limit"
+            ending = _ending(terminated)
             break
-    return Watched(taken, frames, why, speed(world))
+    return WatchedEpisode(taken, frames, ending, render_fps(env))
 
 
 def _play_host(
-    model: ActorCritic, world: HostWorld, *, seed: int, steps: int, greedy: bool
-) -> Watched:
-    act, key = _actor(model, greedy=greedy), jax.random.key(seed)
-    taken, frames, why = [], [], "stopped before its end"
-    with world.make(1, seed=seed, processes=False, render_mode="rgb_array") as vector:
-        obs, memory = vector.reset(), model.initial_state()
+    model: ActorCritic, env: HostEnv, *, seed: int, steps: int, greedy: bool
+) -> WatchedEpisode:
+    act, key = _act_function(model, greedy=greedy), jax.random.key(seed)
+    taken, frames, ending = [], [], _UNFINISHED
+    with env.make(1, seed=seed, processes=False, render_mode="rgb_array") as vector:
+        obs, memory_state = vector.reset(), model.initial_state()
         frames.append(vector.render())
         for t in range(steps):
             seen = np.asarray(obs[0])
-            memory, policy, value, sampled, action = act(
-                memory, seen, np.asarray(t == 0), jax.random.fold_in(key, t)
+            memory_state, policy, value, sampled, action = act(
+                memory_state, seen, np.asarray(t == 0), jax.random.fold_in(key, t)
             )
             result = vector.step(np.asarray(action)[None])
             obs, reward = result.obs, float(result.reward[0])
             taken.append(Step(seen, policy, float(value), np.asarray(sampled), reward))
             if result.terminated[0] or result.truncated[0]:
-                why = "ended" if result.terminated[0] else "stopped by the time limit"
+                ending = _ending(result.terminated[0])
                 break
-            frames.append(vector.render())  # after the end it would be of the next episode
-    return Watched(taken, frames, why, 30.0)
+            frames.append(vector.render())  # after the last step it shows the next episode
+    return WatchedEpisode(taken, frames, ending, 30.0)
+
+
+def _ending(terminated: Any) -> str:
+    return "ended" if terminated else "stopped by the time limit"

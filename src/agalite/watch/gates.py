@@ -1,7 +1,7 @@
-"""What a memory does with its inputs, layer by layer: how much it writes, how much it keeps.
+"""Gates and attention weights of a memory over an episode, layer by layer.
 
-Nothing of the models is changed: their gates are computed again from the same weights and inputs,
-and the tests hold them to the models' own states.
+The models do not record them: they are computed again from the same weights and inputs, and the
+tests compare them with the models' states.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,11 @@ from jaxtyping import Array, Bool, Float
 from agalite.memory import Memory
 from agalite.memory.agalite import AGaLiTeAttention
 from agalite.memory.block import Attention, Stack
-from agalite.memory.gated import FeatureAttention, MatrixAttention
+from agalite.memory.galite import GaLiTeAttention
 from agalite.memory.gru import GRU
+from agalite.memory.linear import LinearAttention
 from agalite.memory.lstm import LSTM
-from agalite.memory.window import WindowAttention, sinusoids
+from agalite.memory.transformer import WindowAttention, sinusoids
 from agalite.ops.activations import relu, sigmoid
 from agalite.ops.features import as_outer
 
@@ -27,36 +28,49 @@ _QUARTERS = ("fastest quarter", "second quarter", "third quarter", "slowest quar
 
 
 class Row(NamedTuple):
-    """One head, or one part of the units of a recurrent network."""
+    """One head, or a quarter of the units of a recurrent network."""
 
     name: str
     past: Float[np.ndarray, "T T"]
-    """past[t, i], for i <= t: what is left at step t of what was written at step i; or, of an
-    attention over a window, how much step t reads of step i."""
+    """[t, i] for i <= t. With gates: the fraction of what was written at step i that is left at
+    step t. With attention: the weight of step i at step t."""
     written: Float[np.ndarray, " T"] | None = None
-    """0 to 1, mean over the units; None where there are no gates."""
+    """The mean over units of the fraction of the input that is written; None without gates."""
     kept: Float[np.ndarray, " T"] | None = None
+    """The mean over units of the fraction of the state that is kept; None without gates."""
     horizon: tuple[float, float, float] | None = None
-    """Steps for which units keep what they hold, on average in this episode: the 10th, 50th and
-    90th hundredth of the units."""
+    """Steps for which units keep an input, averaged over the episode: the 10th, 50th and 90th
+    percentile of the units."""
 
 
 class Layer(NamedTuple):
+    """The rows of one layer of a memory."""
+
     name: str
     reads: bool
-    """Whether `past` is what is read (an attention) rather than what is left (gates)."""
+    """Whether `past` holds attention weights rather than what gates leave."""
     rows: list[Row]
 
 
 class Gate(NamedTuple):
-    """Of T steps and U units: state <- kept * state + written * input."""
+    """The gates of U units over T steps: state <- kept * state + written * input."""
 
     written: Float[Array, "T U"] | Float[np.ndarray, "T U"]
     kept: Float[Array, "T U"] | Float[np.ndarray, "T U"]
 
 
-def look(memory: Memory, xs: Float[Array, "T input"]) -> list[Layer]:
-    """What the memory did with an episode, from its first input to its T-th."""
+def inspect_memory(memory: Memory, xs: Float[Array, "T input"]) -> list[Layer]:
+    """The gates or attention weights of a memory over an episode.
+
+    **Arguments:**
+
+    - `memory`: the model.
+    - `xs`: its inputs (T, input) from the first of the episode.
+
+    **Returns:**
+
+    One entry per layer; none for models without gates and attention weights.
+    """
     match memory:
         case GRU() | LSTM():
             found: Gate = eqx.filter_jit(unit_gates)(memory, xs)
@@ -72,23 +86,23 @@ def look(memory: Memory, xs: Float[Array, "T input"]) -> list[Layer]:
 
 
 def attention_inputs(memory: Stack, xs: Float[Array, "T input"]) -> list[Float[Array, "T D"]]:
-    """What each layer's attention is given, an episode beginning with the first input."""
-    seen: list[Array] = []
+    """The inputs of each layer's attention in an episode that begins with the first input."""
+    inputs: list[Array] = []
 
-    def tapped(model: Any) -> list[Attention]:
+    def attentions(model: Any) -> list[Attention]:
         return [block.attention for block in model.blocks]
 
-    taps = [_Tap(x, seen.append) for x in tapped(memory)]
+    recorders = [_Recorder(x, inputs.append) for x in attentions(memory)]
     resets = jnp.zeros(xs.shape[0], bool).at[0].set(True)
-    eqx.tree_at(tapped, memory, taps).scan(memory.initial_state(), xs, resets)
-    return seen
+    eqx.tree_at(attentions, memory, recorders).scan(memory.initial_state(), xs, resets)
+    return inputs
 
 
-class _Tap(Attention):
-    """An attention that tells what it is given, and is otherwise as it was."""
+class _Recorder(Attention):
+    """An attention that passes its input to a function."""
 
     inner: Attention
-    tell: Callable[[Array], None] = eqx.field(static=True)
+    record: Callable[[Array], None] = eqx.field(static=True)
 
     def initial_state(self) -> Any:
         return self.inner.initial_state()
@@ -96,16 +110,16 @@ class _Tap(Attention):
     def __call__(
         self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
-        self.tell(h)
+        self.record(h)
         return self.inner(state, h, resets)
 
 
-# --- the families ---------------------------------------------------------------------------------
+FeatureAttention = AGaLiTeAttention | GaLiTeAttention | LinearAttention
 
 
 def gates(attention: FeatureAttention, h: Float[Array, "T D"]) -> tuple[Array, Array] | None:
-    """beta (T, H, V) and gamma (T, H, K) of GaLiTe and AGaLiTe; None where there are none."""
-    projected = attention.project(attention.norm(h))
+    """beta (T, H, V) and gamma (T, H, K) of GaLiTe or AGaLiTe; None without gating."""
+    projected = attention.projections(attention.project(attention.norm(h)))
     if projected.beta is None or projected.gamma is None:
         return None
     return projected.beta, as_outer(projected.gamma).expand()
@@ -118,13 +132,13 @@ def _heads(attention: Attention, h: Float[Array, "T D"]) -> list[Row]:
     if not isinstance(attention, FeatureAttention):
         return []
     found = eqx.filter_jit(gates)(attention, h)
-    if found is None:  # nothing is ever forgotten, and there is nothing to see
+    if found is None:
         return []
     beta, gamma = (np.asarray(x) for x in found)
     rows = []
     for i in range(beta.shape[1]):
         values, keys = (Gate(x[:, i], 1 - x[:, i]) for x in (beta, gamma))
-        if isinstance(attention, MatrixAttention):
+        if isinstance(attention, GaLiTeAttention):
             rows.append(_matrix(f"head {i + 1}", values, keys))
         elif isinstance(attention, AGaLiTeAttention):
             rows += [_row(f"head {i + 1} values", values), _row(f"head {i + 1} keys", keys)]
@@ -132,6 +146,7 @@ def _heads(attention: Attention, h: Float[Array, "T D"]) -> list[Row]:
 
 
 def unit_gates(memory: GRU | LSTM, xs: Float[Array, "T input"]) -> Gate:
+    """The gates of all units of a GRU or LSTM."""
     _, hidden = memory.scan(memory.initial_state(), xs)
     before = jnp.concatenate([jnp.zeros_like(hidden[:1]), hidden[:-1]])
     inputs = memory.from_input(relu(memory.embedding(xs)))
@@ -143,19 +158,16 @@ def unit_gates(memory: GRU | LSTM, xs: Float[Array, "T input"]) -> Gate:
     return Gate(sigmoid(i), sigmoid(f))
 
 
-# --- gates into rows ------------------------------------------------------------------------------
-
-
 def survival(gate: Gate) -> Float[np.ndarray, "T T"]:
-    """[t, i]: the part of what was written at step i that is still there at step t."""
+    """[t, i]: the fraction of what was written at step i that is left at step t."""
     written, kept = (np.asarray(x) for x in gate)
-    alive = np.array(written, np.float64)
-    whole = np.maximum(alive.sum(axis=1), np.finfo(np.float64).tiny)
-    found = np.zeros((len(written), len(written)))
+    left = np.array(written, np.float64)
+    total = np.maximum(left.sum(axis=1), np.finfo(np.float64).tiny)
+    out = np.zeros((len(written), len(written)))
     for t in range(len(written)):
-        alive[:t] *= kept[t]
-        found[t, : t + 1] = alive[: t + 1].sum(axis=1) / whole[: t + 1]
-    return found
+        left[:t] *= kept[t]
+        out[t, : t + 1] = left[: t + 1].sum(axis=1) / total[: t + 1]
+    return out
 
 
 def _row(name: str, gate: Gate) -> Row:
@@ -164,7 +176,7 @@ def _row(name: str, gate: Gate) -> Row:
 
 
 def _matrix(name: str, values: Gate, keys: Gate) -> Row:
-    """A matrix whose gates are outer products: so are their means, and what survives."""
+    """The row of a matrix state. Its gates are outer products, so the means factorise."""
     a, b = _row("", values), _row("", keys)
     assert a.written is not None
     assert b.written is not None
@@ -179,7 +191,8 @@ def _matrix(name: str, values: Gate, keys: Gate) -> Row:
 
 
 def _quarters(gate: Gate) -> list[Row]:
-    """A mean over units that forget at once and units that never do shows neither."""
+    """Rows of a quarter of the units each, since units that forget quickly and units that keep
+    their state would cancel out in one mean."""
     order = np.argsort(np.asarray(gate.kept).mean(axis=0), kind="stable")
     return [
         _row(name, Gate(gate.written[:, units], gate.kept[:, units]))
@@ -189,17 +202,17 @@ def _quarters(gate: Gate) -> list[Row]:
 
 
 def _horizon(kept: Float[np.ndarray, " U"]) -> tuple[float, float, float]:
-    """A unit that keeps the part k of itself at each step holds an input for 1 / (1 - k) steps."""
+    """Percentiles of 1 / (1 - k) steps, the time constant of a unit that keeps the fraction k."""
     steps = 1 / np.maximum(1 - kept.astype(np.float64), 1e-6)
-    low, middle, high = np.percentile(steps, [10, 50, 90])
-    return float(low), float(middle), float(high)
-
-
-# --- The attention weights of GTrXL and the canonical transformer over an episode -----------------
+    low, median, high = np.percentile(steps, [10, 50, 90])
+    return float(low), float(median), float(high)
 
 
 def attention_weights(attention: WindowAttention, h: Float[Array, "T D"]) -> Float[Array, "H T T"]:
-    """[head, t, i]: how much of what step t reads is step i, of an episode that begins at 0."""
+    """[head, t, i]: the softmax weight of step i at step t, in an episode that begins at step 0.
+
+    `attention` is of GTrXL or the canonical transformer, `h` (T, D) the layer's inputs.
+    """
     x = attention.norm(h)
     q = attention.query(x)
     keys = jnp.split(attention.key_value(x), 2, axis=-1)[0]
@@ -214,5 +227,5 @@ def attention_weights(attention: WindowAttention, h: Float[Array, "T D"]) -> Flo
         scores = jnp.einsum("thv,mhv->htm", q + relative.position_bias, embeddings)
         position = jnp.take_along_axis(scores, jnp.maximum(distance, 0)[None], axis=2)
     scores = (jnp.einsum("thv,shv->hts", content, keys) + position) * size**-0.5
-    seen = (distance >= 0) & (distance <= attention.memory)
-    return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    visible = (distance >= 0) & (distance <= attention.memory)
+    return jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)

@@ -1,8 +1,8 @@
 "use strict";
 (() => {
-  const story = JSON.parse(document.getElementById("story").textContent);
-  const steps = story.steps;
-  const last = story.frames.length - 1; // there may be a frame of the end, after the last action
+  const record = JSON.parse(document.getElementById("record").textContent);
+  const steps = record.steps;
+  const last = record.frames.length - 1; // JAX environments also have a frame after the last action
   const by = (id) => document.getElementById(id);
   const DECADES = 2; // of the logarithmic scale
 
@@ -15,10 +15,10 @@
     now = Math.max(0, Math.min(Math.max(last, steps - 1), step));
     const t = Math.min(now, steps - 1);
     by("slider").value = now;
-    by("frame").src = "data:image/png;base64," + story.frames[Math.min(now, last)];
+    by("frame").src = "data:image/png;base64," + record.frames[Math.min(now, last)];
     by("clock").textContent = now < steps
-      ? `step ${now} of ${steps - 1}, reward ${story.reward[t]}`
-      : `the end: return ${story.total}`;
+      ? `step ${now} of ${steps - 1}, reward ${record.reward[t]}`
+      : `the end: return ${record.total}`;
     redraw.forEach((draw) => draw(t));
   }
 
@@ -34,7 +34,7 @@
     timer = setInterval(() => {
       show(now + 1);
       if (now >= +by("slider").max) pause();
-    }, 1000 / story.speed);
+    }, 1000 / record.speed);
   }
 
   const toggle = () => (timer === null ? play() : pause());
@@ -90,32 +90,32 @@
 
   function drawValue(t) {
     const { pen, width, height } = surface(by("value"));
-    const low = Math.min(...story.value), high = Math.max(...story.value);
+    const low = Math.min(...record.value), high = Math.max(...record.value);
     axes(pen, width, height, short(low), short(high));
     const y = (v) => height - BOTTOM - ((v - low) / (high - low || 1)) * (height - BOTTOM - TOP - 4);
     pen.strokeStyle = colour("main");
     pen.lineWidth = 2;
     pen.beginPath();
-    story.value.forEach((v, i) => pen.lineTo(across(i, width), y(v)));
+    record.value.forEach((v, i) => pen.lineTo(across(i, width), y(v)));
     pen.stroke();
     pen.lineWidth = 1;
     cursor(pen, across(t, width), TOP, height - BOTTOM);
     pen.fillStyle = colour("ink");
     pen.textAlign = t > steps / 2 ? "right" : "left";
-    pen.fillText(short(story.value[t]), across(t, width) + (t > steps / 2 ? -5 : 5), TOP + 8);
+    pen.fillText(short(record.value[t]), across(t, width) + (t > steps / 2 ? -5 : 5), TOP + 8);
   }
 
-  // 0 to 1 of where each step's axis ends; what is beyond is cut.
+  // 0 to 1 on an axis that ends at the step's limit; larger values are clipped.
   const linear = (values, t) =>
-    values.map((v) => Math.min(1, v / Math.max(story.tops[t], 1e-30)));
+    values.map((v) => Math.min(1, v / Math.max(record.tops[t], 1e-30)));
   const logarithmic = (values, t) =>
     linear(values, t).map((v) => Math.max(0, 1 + Math.log10(Math.max(v, 1e-30)) / DECADES));
-  const scales = [story.saliency.map(linear), story.saliency.map(logarithmic)];
+  const scales = [record.saliency.map(linear), record.saliency.map(logarithmic)];
   const lines = () => scales[by("log").checked ? 1 : 0];
 
   function drawLine(t) {
     const { pen, width, height } = surface(by("line"));
-    const raw = story.saliency[t], line = lines()[t], top = story.tops[t];
+    const raw = record.saliency[t], line = lines()[t], top = record.tops[t];
     axes(pen, width, height, by("log").checked ? short(top / 10 ** DECADES) : "0", short(top));
     const step = (width - LEFT - 4) / steps, bottom = height - BOTTOM, room = bottom - TOP - 10;
     line.forEach((v, i) => {
@@ -123,7 +123,7 @@
       const wide = Math.max(1, step * 0.8);
       pen.fillRect(across(i, width) - wide / 2, bottom - v * room, wide, v * room);
       if (raw[i] <= top * 1.001) return;
-      pen.fillStyle = colour("ground"); // a cut bar, and where it would end
+      pen.fillStyle = colour("ground"); // a clipped bar, with its value above
       pen.fillRect(across(i, width) - wide / 2, bottom - 0.85 * room, wide, 3);
       pen.textAlign = i > steps - 3 ? "right" : "center";
       pen.fillStyle = colour("ink");
@@ -169,18 +169,18 @@
     return row;
   }
 
-  const numbers = story.actions.flatMap((a) => a.numbers || []);
+  const numbers = record.actions.flatMap((a) => a.numbers || []);
   const lowest = Math.min(...numbers.flatMap((n) => [n.low, n.taken]));
   const highest = Math.max(...numbers.flatMap((n) => [n.high, n.taken]));
 
   function drawActions(t) {
     const rows = [];
-    const names = story.about.actions || [];
-    (story.actions[t].choices || []).forEach((part, k, all) => part.chances.forEach((p, i) => {
+    const names = record.about.actions || [];
+    (record.actions[t].choices || []).forEach((part, k, all) => part.chances.forEach((p, i) => {
       const name = all.length > 1 ? `part ${k + 1}: ${i}` : names[i] || `action ${i}`;
       rows.push(bar(name, p, p.toFixed(3), i === part.taken));
     }));
-    (story.actions[t].numbers || []).forEach((n, k) => {
+    (record.actions[t].numbers || []).forEach((n, k) => {
       const place = (x) => (x - lowest) / (highest - lowest || 1);
       const row = bar(`number ${k + 1}`, place(n.high) - place(n.low), short(n.taken), false);
       row.querySelector(".fill").style.marginLeft = `${100 * place(n.low)}%`;
@@ -194,7 +194,7 @@
   }
 
   // --- memory ------------------------------------------------------------------------------------
-  // Bars of 0 to `most` over time, with the number of now; `most` null: as bright as 0 to 1.
+  // Bars from 0 to `most` over time, with the value at t; if `most` is null, brightness 0 to 1.
   function strip(canvas, values, most, tint, t) {
     const { pen, width, height } = surface(canvas);
     const wide = width / steps;
@@ -233,7 +233,7 @@
     if (!reads) {
       const horizon = document.createElement("span");
       horizon.className = "number";
-      horizon.textContent = row.horizon.map((x) => (x >= 1e5 ? "ever" : short(x))).join(" · ");
+      horizon.textContent = row.horizon.map((x) => (x >= 1e5 ? "indefinite" : short(x))).join(" · ");
       line.append(horizon);
     }
     box.append(line);
@@ -242,7 +242,7 @@
         strip(canvases[0], row.written, most, "main", t);
         strip(canvases[1], row.kept, 1, "main", t);
       }
-      // What is read or left now: as bright as it can be, whatever the largest is.
+      // Attention weights are scaled so that the largest is brightest.
       const values = left(t);
       const top = reads ? Math.max(...values, 1e-9) : 1;
       strip(canvases[canvases.length - 1], values.map((v) => v / top), null, "second", t);
@@ -251,16 +251,16 @@
 
   function addLayers() {
     const box = by("layers");
-    const layers = story.layers;
+    const layers = record.layers;
     const reads = layers.length > 0 && layers[0].reads;
     by("legend").textContent = layers.length === 0
-      ? "This memory has neither gates nor a window to show; what it uses is above."
+      ? "This memory has neither gates nor attention weights to show."
       : reads
-        ? "Of each past input, how much is read at this step (the brightest is the most)."
-        : "Written and kept: the part of the input that is written and the part of the state " +
-          "that is kept at each step, mean over the units. Left: of what each past input wrote, " +
-          "how much is still there at this step, by brightness. Horizon: for how many steps the " +
-          "units keep an input (10 %, 50 % and 90 % of them keep it for less).";
+        ? "Attention weights of all past inputs at this step (the brightest is the largest)."
+        : "Written and kept: the fraction of the input that is written and the fraction of the " +
+          "state that is kept at each step, mean over the units. Left: the fraction of what each " +
+          "past input wrote that is left at this step, by brightness. Horizon: for how many " +
+          "steps the units keep an input (10 %, 50 % and 90 % of them keep it for less).";
     layers.forEach((layer) => {
       const title = document.createElement("h3");
       title.textContent = layer.name;
@@ -268,7 +268,7 @@
       if (!layer.reads) {
         const head = document.createElement("div");
         head.className = "row head";
-        ["", "written", "kept", "left of each input now", "horizon in steps"].forEach((text) => {
+        ["", "written", "kept", "left of each input", "horizon in steps"].forEach((text) => {
           const cell = document.createElement("span");
           cell.textContent = text;
           head.append(cell);
@@ -280,10 +280,10 @@
     });
   }
 
-  // --- begin -------------------------------------------------------------------------------------
-  by("title").textContent = story.about.title;
-  document.title = story.about.title;
-  by("about").textContent = story.about.text;
+  // --- start -------------------------------------------------------------------------------------
+  by("title").textContent = record.about.title;
+  document.title = record.about.title;
+  by("about").textContent = record.about.text;
   by("slider").max = Math.max(last, steps - 1);
   addLayers();
   redraw.push(drawActions, drawValue, drawLine, drawMap);
@@ -303,6 +303,6 @@
   };
   window.onresize = () => show(now);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(now));
-  window.watch = { show, story, get step() { return now; }, get playing() { return timer !== null; } };
+  window.watch = { show, record, get step() { return now; }, get playing() { return timer !== null; } };
   show(0);
 })();

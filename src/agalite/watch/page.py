@@ -1,4 +1,7 @@
-"""The story as a web page: one file, nothing fetched, for any browser."""
+"""The web page of an episode: its JSON record inside one HTML file that opens offline.
+
+`episode_record` makes the record, `page.html`, `page.css` and `page.js` show it.
+"""
 
 import base64
 import io
@@ -13,52 +16,52 @@ from jaxtyping import Float
 
 from agalite import files
 from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, MultiCategorical
-from agalite.watch.episode import Watched
-from agalite.watch.gates import Layer
-from agalite.watch.saliency import axis_top
+from agalite.watch.episode import WatchedEpisode
+from agalite.watch.gates import Layer, Row
+from agalite.watch.saliency import axis_limit
 
-# --- An episode and what the memory did in it, as one JSON document for the page ------------------
+_MAX_PIXELS = 640  # of a side; larger frames are scaled down
+_MAX_FPS = 8.0
 
-_LARGEST = 640  # pixels: frames beyond are made smaller for the page
 
-
-def tell(
-    watched: Watched,
+def episode_record(
+    episode: WatchedEpisode,
     layers: Sequence[Layer],
     saliency: Float[np.ndarray, "T T"],
     about: dict[str, Any],
 ) -> dict[str, Any]:
-    """JSON's own types. about: what the page says at its top, by name."""
-    steps = len(watched.steps)
+    """All that the page shows.
+
+    **Arguments:**
+
+    - `episode`: its steps and frames.
+    - `layers`: the memory's gates or attention weights (`inspect_memory`).
+    - `saliency`: the gradients (`saliency.saliency`).
+    - `about`: the page's `title` and `text`, and the names of the `actions`.
+
+    **Returns:**
+
+    A dictionary of JSON types.
+    """
+    steps = len(episode.steps)
     return files.plain(
         {
             "about": about,
             "steps": steps,
-            "total": round(watched.total, 4),
-            "ended": watched.why,
-            "speed": min(watched.fps, 8.0),
-            "frames": [_png(frame) for frame in watched.frames],
-            "actions": [actions(x.policy, x.sampled) for x in watched.steps],
-            "value": [_short(x) for x in watched.values],
-            "reward": [_short(x.reward) for x in watched.steps],
-            "saliency": [[_short(x) for x in saliency[t, : t + 1]] for t in range(steps)],
-            "tops": [_short(axis_top(saliency[t, : t + 1])) for t in range(steps)],
+            "total": round(episode.total, 4),
+            "ended": episode.ending,
+            "speed": min(episode.fps, _MAX_FPS),
+            "frames": [_png(frame) for frame in episode.frames],
+            "actions": [action_record(x.policy, x.sampled) for x in episode.steps],
+            "value": [_round4(x) for x in episode.values],
+            "reward": [_round4(x.reward) for x in episode.steps],
+            "saliency": [[_round4(x) for x in saliency[t, : t + 1]] for t in range(steps)],
+            "tops": [_round4(axis_limit(saliency[t, : t + 1])) for t in range(steps)],
             "layers": [
                 {
                     "name": layer.name,
                     "reads": layer.reads,
-                    "rows": [
-                        {
-                            "name": row.name,
-                            "written": None
-                            if row.written is None
-                            else list(map(_short, row.written)),
-                            "kept": None if row.kept is None else list(map(_short, row.kept)),
-                            "horizon": row.horizon and [_short(x) for x in row.horizon],
-                            "past": _triangle(row.past),
-                        }
-                        for row in layer.rows
-                    ],
+                    "rows": [_row_record(row) for row in layer.rows],
                 }
                 for layer in layers
             ],
@@ -66,8 +69,22 @@ def tell(
     )
 
 
-def actions(policy: Distribution, sampled: np.ndarray) -> dict[str, Any]:
-    """Bars of one step: each part of an action with its choices, or its mean and spread."""
+def _row_record(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "written": None if row.written is None else [_round4(x) for x in row.written],
+        "kept": None if row.kept is None else [_round4(x) for x in row.kept],
+        "horizon": row.horizon and [_round4(x) for x in row.horizon],
+        "past": _triangle(row.past),
+    }
+
+
+def action_record(policy: Distribution, sampled: np.ndarray) -> dict[str, Any]:
+    """One step's policy and the action taken.
+
+    `choices` has the probabilities of each part of a discrete action, `numbers` the mean and one
+    standard deviation to either side of each continuous one.
+    """
     match policy:
         case Categorical():
             return {"choices": [_choices(policy.logits, int(sampled))]}
@@ -79,20 +96,25 @@ def actions(policy: Distribution, sampled: np.ndarray) -> dict[str, Any]:
             low, high = (policy.mean + sign * np.exp(policy.log_std) for sign in (-1, 1))
             return {
                 "numbers": [
-                    {"low": _short(a), "high": _short(b), "mean": _short(m), "taken": _short(x)}
+                    {
+                        "low": _round4(a),
+                        "high": _round4(b),
+                        "mean": _round4(m),
+                        "taken": _round4(x),
+                    }
                     for a, b, m, x in zip(low, high, policy.mean, np.ravel(sampled), strict=True)
                 ]
             }
-    raise ValueError(f"a policy that is a {type(policy).__name__} cannot be drawn")
+    raise ValueError(f"a policy that is a {type(policy).__name__} cannot be shown")
 
 
 def _choices(logits: Any, taken: int) -> dict[str, Any]:
     chances = np.asarray(jax.nn.softmax(np.asarray(logits, np.float32)))
-    return {"chances": [_short(x) for x in chances], "taken": taken}
+    return {"chances": [_round4(x) for x in chances], "taken": taken}
 
 
 def _triangle(past: Float[np.ndarray, "T T"]) -> str:
-    """Row after row up to the diagonal, a byte for each, 255 is 1."""
+    """The lower triangle, row by row, as base64 of one byte per number; 255 is 1."""
     rows = [past[t, : t + 1] for t in range(len(past))]
     numbers = np.concatenate(rows) if rows else np.zeros(0)
     levels = np.clip(numbers * 255, 0, 255).round().astype(np.uint8)
@@ -103,23 +125,24 @@ def _png(frame: np.ndarray) -> str:
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(frame))
-    if max(image.size) > _LARGEST:
-        image.thumbnail((_LARGEST, _LARGEST))
-    drawn = io.BytesIO()
-    image.save(drawn, format="PNG", optimize=True)
-    return base64.b64encode(drawn.getvalue()).decode()
+    if max(image.size) > _MAX_PIXELS:
+        image.thumbnail((_MAX_PIXELS, _MAX_PIXELS))
+    data = io.BytesIO()
+    image.save(data, format="PNG", optimize=True)
+    return base64.b64encode(data.getvalue()).decode()
 
 
-def _short(x: Any) -> float:
+def _round4(x: Any) -> float:
     return float(f"{float(x):.4g}")
 
 
-def page(story: dict[str, Any]) -> str:
-    here = resources.files("agalite.watch")
-    text = {name: (here / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
-    # "</script>" inside the data would end it.
-    data = json.dumps(story, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
-    whole = text["html"]
-    for mark, part in (("CSS", text["css"]), ("JS", text["js"]), ("DATA", data)):
-        whole = whole.replace(f"<!--{mark}-->", part)
-    return whole
+def make_page(record: dict[str, Any]) -> str:
+    """The HTML of the page, with styles, script and record inside it."""
+    folder = resources.files("agalite.watch")
+    text = {name: (folder / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
+    # "</script>" inside the record would end the script element.
+    data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    html = text["html"]
+    for name, content in (("CSS", text["css"]), ("JS", text["js"]), ("DATA", data)):
+        html = html.replace(f"<!--{name}-->", content)
+    return html

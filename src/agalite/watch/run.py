@@ -1,4 +1,4 @@
-"""`agalite watch`: an episode of a run beside what its memory does."""
+"""`agalite watch`: an episode of an agent with its policy, its gradients and its memory's gates."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,13 @@ from agalite.envs.gymnasium.spaces import describe
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.policy import load
 from agalite.watch.episode import play
-from agalite.watch.gates import look
-from agalite.watch.page import page, tell
+from agalite.watch.gates import inspect_memory
+from agalite.watch.page import episode_record, make_page
 from agalite.watch.saliency import saliency
 
-LONGEST = 1000
+MAX_STEPS = 1000
 _PAGES, _FILMS = (".html", ".htm"), (".gif", ".mp4")
-# What people call the actions, where the numbers say nothing.
-_ACTIONS = {
+_ACTION_NAMES = {
     "tmaze": ["up", "down", "left", "right"],
     "masked-cartpole": ["left", "right"],
     "noisy-masked-cartpole": ["left", "right"],
@@ -36,7 +35,22 @@ def watch(
     best: bool = False,
     seed_number: int = 0,
 ) -> dict[str, Any]:
-    """Writes the page or the film of a run's agent, and returns what is in it (`story.tell`)."""
+    """Writes a page or a film of an episode of a run's agent.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `out`: the file to write: .html, .gif or .mp4.
+    - `seed`: of the episode.
+    - `steps`: the episode is stopped after so many, at most 1000.
+    - `greedy`: the most likely action instead of a sampled one.
+    - `best`: the best checkpoint instead of the newest.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+
+    **Returns:**
+
+    The record of the episode (`page.episode_record`).
+    """
     _check(out, seed, steps)
     model, trainer, at_step = load(folder, seed_number=seed_number, best=best)
     config: Any = trainer.config
@@ -45,20 +59,20 @@ def watch(
     source = f"{Path(folder).resolve().name}, checkpoint of step {at_step:,}"
     return watch_model(
         model,
-        trainer.world,
+        trainer.env,
         out,
         seed=seed,
         steps=steps,
         greedy=greedy,
         title=title,
         source=source,
-        actions=_ACTIONS.get(config.env, []),
+        action_names=_ACTION_NAMES.get(config.env, []),
     )
 
 
 def watch_model(
     model: ActorCritic,
-    world: Any,
+    env: Any,
     out: Path,
     *,
     seed: int = 0,
@@ -66,35 +80,48 @@ def watch_model(
     greedy: bool = False,
     title: str = "",
     source: str = "",
-    actions: list[str] | None = None,
+    action_names: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The same for any agent in a world of a run. source: where the agent comes from, in words.
-    actions: their names."""
+    """Writes a page or a film of an episode of any agent.
+
+    **Arguments:**
+
+    - `model`: the agent.
+    - `env`: its environment, as the trainer of a run has it.
+    - `out`, `seed`, `steps`, `greedy`: as in `watch`.
+    - `title`: of the page.
+    - `source`: where the agent comes from, in words.
+    - `action_names`: for discrete actions.
+
+    **Returns:**
+
+    The record of the episode (`page.episode_record`).
+    """
     _check(out, seed, steps)
-    watched = play(model, world, seed=seed, steps=steps, greedy=greedy)
-    gradients = saliency(model, watched.obs, watched.sampled)
-    layers = look(model.memory, model.encoder.over_time(jnp.asarray(watched.obs)))
-    how = "likeliest" if greedy else "sampled"
+    episode = play(model, env, seed=seed, steps=steps, greedy=greedy)
+    gradients = saliency(model, episode.obs, episode.sampled)
+    layers = inspect_memory(model.memory, model.encoder.over_time(jnp.asarray(episode.obs)))
+    how = "most likely" if greedy else "sampled"
     about: dict[str, Any] = {
         "title": title,
-        "actions": actions or [],
-        "text": f"{source}; seed {seed}, {how} actions; {len(watched.steps)} steps, "
-        f"return {watched.total:.2f}, {watched.why}. "
-        f"Observations: {describe(world.observation_space(world.default_params))}.",
+        "actions": action_names or [],
+        "text": f"{source}; seed {seed}, {how} actions; {len(episode.steps)} steps, "
+        f"return {episode.total:.2f}, {episode.ending}. "
+        f"Observations: {describe(env.observation_space(env.default_params))}.",
     }
-    told = tell(watched, layers, gradients, about)
+    record = episode_record(episode, layers, gradients, about)
     if out.suffix.lower() in _PAGES:
-        files.write(out, page(told).encode())
+        files.write(out, make_page(record).encode())
     else:
-        from agalite.watch.film import film
+        from agalite.watch.film import write_film
 
-        film(watched, layers, gradients, title, about["actions"], out)
-    return told
+        write_film(episode, layers, gradients, title, about["actions"], out)
+    return record
 
 
 def _check(out: Path, seed: int, steps: int) -> None:
-    validation.integer_between("steps", steps, 1, LONGEST)
-    validation.integer_between("seed", seed, 0, 2**32 - 1)
+    validation.check_integer_between("steps", steps, 1, MAX_STEPS)
+    validation.check_integer_between("seed", seed, 0, 2**32 - 1)
     if out.suffix.lower() in _PAGES:
         files.check_writable("out", out)
     elif out.suffix.lower() in _FILMS:

@@ -1,4 +1,4 @@
-"""Which past observations an action depends on: exact gradients through the whole episode."""
+"""Gradients of each action's logit with respect to all observations of the episode so far."""
 
 from typing import Any
 
@@ -12,19 +12,28 @@ from agalite.networks.actor_critic import ActorCritic
 from agalite.networks.encoders import VectorEncoder
 from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, MultiCategorical
 
-_FAR = 3.0
-_CUT = 3  # at most so many
+_OUTLIER = 3.0  # times the next smaller number
+_MAX_OUTLIERS = 3
 
 
 def saliency(
     model: ActorCritic, obs: Shaped[np.ndarray, "T ..."], sampled: Shaped[np.ndarray, "T ..."]
 ) -> Float[np.ndarray, "T T"]:
-    """[t, i], for i <= t: the length of the gradient, in observation i, of step t's output.
+    """The norm of the gradient of each step's output with respect to each observation.
 
-    The output is the logit of the action taken, log(p / (1 - p)) for its probability p: what the
-    network says for it and not equally for all others. Of several choices at once it is the sum of
-    their logits, and of continuous actions the sum of their means. An observation that is a
-    category is taken as the numbers that the memory is given for it. T gradients through T steps.
+    The output is the logit of the action taken, log(p / (1 - p)) for its probability p. Of
+    MultiDiscrete actions it is the sum of the parts' logits, and of continuous actions the sum of
+    the means. For a categorical observation the gradient is that of its one-hot encoding.
+
+    **Arguments:**
+
+    - `model`: the agent.
+    - `obs`: (T, ...), from the first of an episode.
+    - `sampled`: (T, ...), the actions as the policy drew them.
+
+    **Returns:**
+
+    (T, T): [t, i] is of step t's output and observation i, zero for i > t.
     """
     encoder = model.encoder
     if isinstance(encoder, VectorEncoder) and encoder.categories:
@@ -43,33 +52,20 @@ def _gradients(
 
     def outputs(obs: Array) -> Float[Array, " T"]:
         _, policy, _ = model.scan(model.initial_state(), obs, resets)
-        return chosen(policy, sampled)
+        return chosen_logit(policy, sampled)
 
-    _, pull = jax.vjp(outputs, obs)
+    _, vjp = jax.vjp(outputs, obs)
 
-    def lengths(one: Float[Array, " T"]) -> Float[Array, " T"]:
-        (gradient,) = pull(one)
+    def norms(cotangent: Float[Array, " T"]) -> Float[Array, " T"]:
+        (gradient,) = vjp(cotangent)
         return jnp.sqrt(jnp.sum(jnp.square(gradient.reshape(steps, -1)), axis=-1))
 
-    # One after the other: all at once would need T times the memory of a backward pass.
-    return jax.lax.map(lengths, jnp.eye(steps, dtype=jnp.float32))
+    # Not vmap, which would need T times the memory of a backward pass.
+    return jax.lax.map(norms, jnp.eye(steps, dtype=jnp.float32))
 
 
-def axis_top(line: Float[np.ndarray, " n"]) -> float:
-    """Where an axis should end for all but a few to be seen: those far above the next are cut.
-
-    Gradients have such peaks: where a head's normaliser (s . q) is almost zero, a small change of
-    an input changes the output a lot.
-    """
-    ordered = np.sort(np.asarray(line, np.float64))[::-1]
-    first = 0
-    while first < min(_CUT, len(ordered) - 2) and ordered[first] > _FAR * ordered[first + 1]:
-        first += 1
-    return float(ordered[first])
-
-
-def chosen(policy: Distribution, sampled: Any) -> Float[Array, " T"]:
-    """(T,): what stands for the action taken among the policy's outputs."""
+def chosen_logit(policy: Distribution, sampled: Any) -> Float[Array, " T"]:
+    """(T,): the output that `saliency` differentiates, for the actions taken."""
     match policy:
         case Categorical():
             taken = jnp.arange(policy.logits.shape[-1]) == sampled[:, None]
@@ -79,12 +75,28 @@ def chosen(policy: Distribution, sampled: Any) -> Float[Array, " T"]:
             others = jnp.where(taken, -jnp.inf, policy.logits)
             return own - jax.nn.logsumexp(others, axis=-1)
         case MultiCategorical():
-            cuts = np.cumsum(policy.sizes)[:-1]
-            parts = jnp.split(policy.logits, cuts, axis=-1)
+            splits = np.cumsum(policy.sizes)[:-1]
+            parts = jnp.split(policy.logits, splits, axis=-1)
             return sum(
-                (chosen(Categorical(x), sampled[:, i]) for i, x in enumerate(parts)),
+                (chosen_logit(Categorical(x), sampled[:, i]) for i, x in enumerate(parts)),
                 start=jnp.zeros(policy.logits.shape[0], policy.logits.dtype),
             )
         case DiagonalNormal():
             return policy.mean.sum(axis=-1)
-    raise ValueError(f"a policy that is a {type(policy).__name__} has no output to follow back")
+    raise ValueError(f"a policy that is a {type(policy).__name__} has no output to differentiate")
+
+
+def axis_limit(values: Float[np.ndarray, " n"]) -> float:
+    """The upper limit of an axis: the largest value that is not an outlier.
+
+    At most three values far above the next are outliers. Gradients have them where a head's
+    normaliser (s . q) is almost zero.
+    """
+    ordered = np.sort(np.asarray(values, np.float64))[::-1]
+    first = 0
+    while (
+        first < min(_MAX_OUTLIERS, len(ordered) - 2)
+        and ordered[first] > _OUTLIER * ordered[first + 1]
+    ):
+        first += 1
+    return float(ordered[first])

@@ -1,4 +1,4 @@
-"""The step as an ONNX model, and that back again."""
+"""Writing a step as an ONNX file, and running such a file in onnxruntime."""
 
 import json
 from collections.abc import Sequence
@@ -13,15 +13,27 @@ from agalite.export.step import Step
 from agalite.export.verify import Run
 from agalite.version import __version__
 
-# The key of the model's properties under which its description is, as JSON.
 KEY = "agalite"
+"""The model's property that holds the metadata, as JSON."""
 
 
 def require() -> None:
+    """A ValueError unless onnx and onnxruntime are installed."""
     extras.require("an .onnx file", ["onnx", "onnxruntime"], "export")
 
 
 def encode(step: Step, metadata: dict[str, Any]) -> bytes:
+    """Converts a step to ONNX.
+
+    **Arguments:**
+
+    - `step`: the function and its inputs and outputs.
+    - `metadata`: stored in the file (`metadata.describe`).
+
+    **Returns:**
+
+    The contents of an .onnx file.
+    """
     require()
     import onnx
 
@@ -38,7 +50,7 @@ def encode(step: Step, metadata: dict[str, Any]) -> bytes:
 
 
 def open_file(path: Path) -> tuple[Run, dict[str, Any]]:
-    """What the file computes, in onnxruntime, and what it says about itself."""
+    """The function in the file, run by onnxruntime on the CPU, and the file's metadata."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -48,7 +60,7 @@ def open_file(path: Path) -> tuple[Run, dict[str, Any]]:
     metadata = json.loads(session.get_modelmeta().custom_metadata_map[KEY])
 
     def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        found: Any = session.run(None, dict(zip(names, inputs, strict=True)))
-        return found
+        outputs: Any = session.run(None, dict(zip(names, inputs, strict=True)))
+        return outputs
 
     return run, metadata

@@ -1,7 +1,7 @@
-"""A traced JAX function as a flat list of equations, ready to be written in another language.
+"""A traced JAX function as a flat list of equations, for conversion to another format.
 
-Nested calls are inlined, loops of a few turns unrolled, what depends on no input computed here and
-now, and what no output needs left out.
+Nested calls are inlined and short loops unrolled. What depends on no input is computed at once and
+becomes a constant; what no output needs is dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,48 +14,63 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from agalite.export.onnx import random_numbers
 
-_LONGEST_LOOP = 16
-# A constant that says one number over and over is made where it is needed rather than stored.
-_STORED = 1024
+_MAX_ITERATIONS = 16  # of a loop that is unrolled
+_MAX_FILL = 1024  # numbers of a constant fill that is stored; larger ones are broadcast at run time
 
 
-class Reference:
-    """A value that depends on the inputs; two are the same only if they are the same object."""
+class Variable:
+    """A value that depends on the inputs. Variables are compared by identity."""
 
     def __init__(self, aval: Any) -> None:
         self.shape: tuple[int, ...] = tuple(aval.shape)
         self.dtype: Any = aval.dtype
 
 
-# Constants are JAX arrays (a random key has no other form).
-Value = Reference | jax.Array
+# A constant is a JAX array, since random keys have no NumPy form.
+Value = Variable | jax.Array
 
 
 @dataclass(frozen=True)
 class Equation:
+    """One primitive with its parameters, its inputs and its outputs."""
+
     primitive: str
     params: dict[str, Any]
     inputs: list[Value]
-    outputs: list[Reference]
+    outputs: list[Variable]
 
 
 @dataclass(frozen=True)
 class Program:
-    inputs: list[Reference]
+    """Equations in the order of execution."""
+
+    inputs: list[Variable]
     equations: list[Equation]
     outputs: list[Value]
 
 
 def trace(function: Callable[..., Any], inputs: Sequence[jax.ShapeDtypeStruct]) -> Program:
-    """The program of `function(*inputs)`, whose outputs are a list of arrays."""
+    """Traces a function and flattens its jaxpr.
+
+    **Arguments:**
+
+    - `function`: of arrays, to a list of arrays.
+    - `inputs`: shapes and dtypes of its arguments.
+
+    **Returns:**
+
+    The program. An output that does not depend on the inputs is an array.
+    """
     closed = jax.make_jaxpr(function)(*inputs)
-    flat = _Flat()
-    references = [Reference(x) for x in inputs]
-    outputs = flat.run(closed.jaxpr, closed.consts, references)
-    return Program(references, _needed(flat.equations, outputs), outputs)
+    flattener = _Flattener()
+    variables = [Variable(x) for x in inputs]
+    outputs = flattener.run(closed.jaxpr, closed.consts, variables)
+    return Program(variables, _needed(flattener.equations, outputs), outputs)
 
 
-class _Flat:
+class _Flattener:
+    """Evaluates a jaxpr on variables and constants, and collects the equations of variables."""
+
     def __init__(self) -> None:
         self.equations: list[Equation] = []
 
@@ -80,8 +95,8 @@ class _Flat:
         if name == "scan":
             return self._scan(params, inputs)
         keyed = [random_numbers.is_key(x.aval) for x in equation.invars]
-        drawn = name in random_numbers.FUNCTIONS or any(keyed)
-        if drawn and any(isinstance(x, Reference) for x in inputs):
+        random = name in random_numbers.FUNCTIONS or any(keyed)
+        if random and any(isinstance(x, Variable) for x in inputs):
             words = [
                 jax.random.key_data(x) if isinstance(x, jax.Array) and is_key else x
                 for x, is_key in zip(inputs, keyed, strict=True)
@@ -94,18 +109,19 @@ class _Flat:
             return self.run(inner.jaxpr, inner.consts, inputs)
         if isinstance(inner, Jaxpr):
             return self.run(inner, (), inputs)
-        if all(isinstance(x, jax.Array) for x in inputs) and not _repeats(equation):
+        if all(isinstance(x, jax.Array) for x in inputs) and not _is_large_fill(equation):
             found = equation.primitive.bind(*inputs, **params)
             return list(found) if equation.primitive.multiple_results else [found]
-        outputs = [Reference(x.aval) for x in equation.outvars]
+        outputs = [Variable(x.aval) for x in equation.outvars]
         self.equations.append(Equation(name, dict(params), inputs, outputs))
         return list(outputs)
 
     def _scan(self, params: dict[str, Any], inputs: list[Value]) -> list[Value]:
         length, consts, carried = (params[x] for x in ("length", "num_consts", "num_carry"))
-        if length > _LONGEST_LOOP:
+        if length > _MAX_ITERATIONS:
             raise ValueError(
-                f"the step has a loop of {length} turns; at most {_LONGEST_LOOP} can be exported"
+                f"the step has a loop of {length} iterations; at most "
+                f"{_MAX_ITERATIONS} can be exported"
             )
         body: ClosedJaxpr = params["jaxpr"]
         fixed, carry, sequences = (
@@ -113,11 +129,11 @@ class _Flat:
             inputs[consts : consts + carried],
             inputs[consts + carried :],
         )
-        turns = reversed(range(length)) if params["reverse"] else range(length)
+        order = reversed(range(length)) if params["reverse"] else range(length)
         results: dict[int, list[Value]] = {}
-        for i in turns:
-            here = [self._apply(lambda x, i=i: x[i], x) for x in sequences]
-            found = self.run(body.jaxpr, body.consts, [*fixed, *carry, *here])
+        for i in order:
+            slices = [self._apply(lambda x, i=i: x[i], x) for x in sequences]
+            found = self.run(body.jaxpr, body.consts, [*fixed, *carry, *slices])
             carry, results[i] = found[:carried], found[carried:]
         count = len(body.jaxpr.outvars) - carried
         stacked = [
@@ -135,12 +151,12 @@ def _shape(x: Value) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _repeats(equation: JaxprEqn) -> bool:
+def _is_large_fill(equation: JaxprEqn) -> bool:
     if equation.primitive.name != "broadcast_in_dim":
         return False
     before: Any = equation.invars[0].aval
     after: Any = equation.outvars[0].aval
-    return before.size == 1 and after.size > _STORED
+    return before.size == 1 and after.size > _MAX_FILL
 
 
 def _needed(equations: list[Equation], outputs: list[Value]) -> list[Equation]:

@@ -1,7 +1,7 @@
-"""JAX's random numbers (threefry) written out in additions, shifts and exclusive ors.
+"""JAX's random primitives (threefry) as additions, shifts and exclusive ors.
 
-Only the basis "rank1" draws any while it acts, from a key in its weights. A key is its two words:
-uint32 (..., 2).
+Of the memory models only AGaLiTe's basis "rank1" draws random numbers while it acts, from a key
+that is part of its state. A key is represented by its two words, uint32 (..., 2).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ def _threefry(
     keys = (key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(_CONSTANT))
     x_0, x_1 = x_0 + keys[0], x_1 + keys[1]
     for i in range(5):
-        for turn in _ROTATIONS[i % 2]:
+        for shift in _ROTATIONS[i % 2]:
             x_0 = x_0 + x_1
-            x_1 = x_0 ^ ((x_1 << jnp.uint32(turn)) | (x_1 >> jnp.uint32(32 - turn)))
+            x_1 = x_0 ^ ((x_1 << jnp.uint32(shift)) | (x_1 >> jnp.uint32(32 - shift)))
         x_0 = x_0 + keys[(i + 1) % 3]
         x_1 = x_1 + keys[(i + 2) % 3] + jnp.uint32(i + 1)
     return [x_0, x_1]
@@ -48,7 +48,7 @@ def _bits(*, bit_width: int, shape: tuple[int, ...]) -> Callable[..., list[Array
     return lambda key: [jnp.vectorize(draw, signature=f"(k)->({axes})")(key)]
 
 
-# By the name of the primitive; called with its parameters, each gives a function of its inputs.
+# By primitive: called with its parameters, each returns a function of its inputs' words.
 FUNCTIONS: dict[str, Callable[..., Callable[..., list[Array]]]] = {
     "random_wrap": lambda **_: lambda words: [words],
     "random_unwrap": lambda **_: lambda words: [words],
@@ -65,9 +65,9 @@ def is_key(aval: Any) -> bool:
 def on_words(
     primitive: Primitive, params: dict[str, Any], keyed: Sequence[bool]
 ) -> Callable[..., list[Array]]:
-    """The primitive as a function of words where it is one of keys; `keyed` says which inputs."""
+    """A primitive on keys as a function of words; `keyed` tells which inputs are keys."""
     if primitive.name in FUNCTIONS:
         return FUNCTIONS[primitive.name](**params)
-    # One that only moves keys around moves each of their words likewise.
+    # A primitive that only moves keys acts alike on each of their words.
     axes = [-1 if key else None for key in keyed]
     return jax.vmap(lambda *x: [primitive.bind(*x, **params)], axes, out_axes=-1)

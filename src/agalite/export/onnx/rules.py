@@ -1,11 +1,11 @@
-"""How each of JAX's primitives is written in ONNX: one table, one small function for each.
+"""The ONNX form of each JAX primitive: the table `RULES`, with one small function per entry.
 
-A primitive that is not in `RULES` is refused by name. Most are one ONNX operator.
+Most primitives are one ONNX operator. A primitive that is not in the table cannot be exported.
 """
 
 import numpy as np
 
-from agalite.export.onnx.graph import Rule, Site, onnx_dtype
+from agalite.export.onnx.graph import Context, Rule, onnx_dtype
 from agalite.export.onnx.indexing import (
     dynamic_slice,
     dynamic_update_slice,
@@ -14,186 +14,202 @@ from agalite.export.onnx.indexing import (
     scatter_add,
     take_slice,
 )
-from agalite.export.onnx.products import convolution, dot_general, row_product, row_spread
+from agalite.export.onnx.products import convolution, dot_general, row_broadcast, row_product
 
 _WORD = 2**32
 
 
-def _same(operator: str) -> Rule:
-    return lambda at: at.graph.add(operator, *at.names)
+def _operator(operator: str) -> Rule:
+    """One ONNX operator with the same inputs."""
+    return lambda ctx: ctx.graph.add(operator, *ctx.names)
 
 
 def _wrapping(operator: str) -> Rule:
-    """Arithmetic; on uint32, which is held in int64, modulo 2^32."""
+    """Arithmetic; of uint32, which the graph stores as int64, modulo 2^32."""
 
-    def rule(at: Site) -> str:
-        found = at.graph.add(operator, *at.names)
-        return _wrapped(at, found) if at.dtype == np.uint32 else found
+    def rule(ctx: Context) -> str:
+        found = ctx.graph.add(operator, *ctx.names)
+        return _wrapped(ctx, found) if ctx.dtype == np.uint32 else found
 
     return rule
 
 
-def _wrapped(at: Site, name: str) -> str:
-    return at.graph.add("BitwiseAnd", name, at.graph.constant(_WORD - 1, np.int64))
+def _wrapped(ctx: Context, name: str) -> str:
+    return ctx.graph.add("BitwiseAnd", name, ctx.graph.constant(_WORD - 1, np.int64))
 
 
-def _logical(truths: str, integers: str) -> Rule:
-    return lambda at: at.graph.add(truths if at.dtype == np.bool_ else integers, *at.names)
+def _logical(bools: str, integers: str) -> Rule:
+    return lambda ctx: ctx.graph.add(bools if ctx.dtype == np.bool_ else integers, *ctx.names)
 
 
-def _division(at: Site) -> str:
-    # ONNX leaves open how negative integers are rounded; the runtimes do it as C does, as JAX does.
-    return at.graph.add("Div", *at.names)
+def _division(ctx: Context) -> str:
+    # ONNX does not define the rounding of negative integers; the runtimes truncate, as JAX does.
+    return ctx.graph.add("Div", *ctx.names)
 
 
-def _remainder(at: Site) -> str:
-    return at.graph.add("Mod", *at.names, fmod=1)
+def _remainder(ctx: Context) -> str:
+    return ctx.graph.add("Mod", *ctx.names, fmod=1)
 
 
 def _shift(left: bool) -> Rule:
-    def rule(at: Site) -> str:
-        by = at.value(1)
-        if at.dtype != np.uint32 or by is None:
+    def rule(ctx: Context) -> str:
+        by = ctx.value(1)
+        if ctx.dtype != np.uint32 or by is None:
             raise ValueError("only uint32 can be shifted in ONNX, and only by a constant")
-        # The runtimes shift only uint64; int64 they multiply.
-        factor = at.graph.constant(2 ** by.astype(np.int64))
+        # The runtimes shift uint64 only, so the int64 is multiplied or divided.
+        factor = ctx.graph.constant(2 ** by.astype(np.int64))
         if left:
-            return _wrapped(at, at.graph.add("Mul", at.names[0], factor))
-        return at.graph.add("Div", at.names[0], factor)
+            return _wrapped(ctx, ctx.graph.add("Mul", ctx.names[0], factor))
+        return ctx.graph.add("Div", ctx.names[0], factor)
 
     return rule
 
 
-def _not_equal(at: Site) -> str:
-    return at.graph.add("Not", at.graph.add("Equal", *at.names))
+def _not_equal(ctx: Context) -> str:
+    return ctx.graph.add("Not", ctx.graph.add("Equal", *ctx.names))
 
 
-def _identity(at: Site) -> list[str]:
-    return list(at.names)
+def _identity(ctx: Context) -> list[str]:
+    return list(ctx.names)
 
 
-def _convert(at: Site) -> str:
-    found = at.graph.add("Cast", at.names[0], to=onnx_dtype(at.dtype))
-    signed = np.issubdtype(np.dtype(at.inputs[0].dtype), np.signedinteger)
-    return _wrapped(at, found) if at.dtype == np.uint32 and signed else found
+def _convert(ctx: Context) -> str:
+    found = ctx.graph.add("Cast", ctx.names[0], to=onnx_dtype(ctx.dtype))
+    signed = np.issubdtype(np.dtype(ctx.inputs[0].dtype), np.signedinteger)
+    return _wrapped(ctx, found) if ctx.dtype == np.uint32 and signed else found
 
 
-def _select(at: Site) -> str:
-    if len(at.names) != 3:
+def _select(ctx: Context) -> str:
+    if len(ctx.names) != 3:
         raise ValueError("a choice among more than two arrays has no form in ONNX")
-    which, no, yes = at.names
-    return at.graph.add("Where", which, yes, no)
+    which, no, yes = ctx.names
+    return ctx.graph.add("Where", which, yes, no)
 
 
-def _clamp(at: Site) -> str:
-    low, x, high = at.names
-    return at.graph.add("Min", at.graph.add("Max", x, low), high)
+def _clamp(ctx: Context) -> str:
+    low, x, high = ctx.names
+    return ctx.graph.add("Min", ctx.graph.add("Max", x, low), high)
 
 
-def _square(at: Site) -> str:
-    return at.graph.add("Mul", at.names[0], at.names[0])
+def _square(ctx: Context) -> str:
+    return ctx.graph.add("Mul", ctx.names[0], ctx.names[0])
 
 
-def _integer_power(at: Site) -> str:
-    return at.graph.add("Pow", at.names[0], at.graph.constant(at.params["y"], np.int64))
+def _integer_power(ctx: Context) -> str:
+    return ctx.graph.add("Pow", ctx.names[0], ctx.graph.constant(ctx.params["y"], np.int64))
 
 
-def _rsqrt(at: Site) -> str:
-    return at.graph.add("Reciprocal", at.graph.add("Sqrt", at.names[0]))
+def _rsqrt(ctx: Context) -> str:
+    return ctx.graph.add("Reciprocal", ctx.graph.add("Sqrt", ctx.names[0]))
 
 
-def _expm1(at: Site) -> str:
-    return at.graph.add("Sub", at.graph.add("Exp", at.names[0]), at.graph.constant(1, at.dtype))
+def _expm1(ctx: Context) -> str:
+    return ctx.graph.add(
+        "Sub", ctx.graph.add("Exp", ctx.names[0]), ctx.graph.constant(1, ctx.dtype)
+    )
 
 
-def _log1p(at: Site) -> str:
-    return at.graph.add("Log", at.graph.add("Add", at.names[0], at.graph.constant(1, at.dtype)))
+def _log1p(ctx: Context) -> str:
+    return ctx.graph.add(
+        "Log", ctx.graph.add("Add", ctx.names[0], ctx.graph.constant(1, ctx.dtype))
+    )
 
 
-def _is_finite(at: Site) -> str:
-    bad = at.graph.add("Or", at.graph.add("IsNaN", at.names[0]), at.graph.add("IsInf", at.names[0]))
-    return at.graph.add("Not", bad)
+def _is_finite(ctx: Context) -> str:
+    bad = ctx.graph.add(
+        "Or", ctx.graph.add("IsNaN", ctx.names[0]), ctx.graph.add("IsInf", ctx.names[0])
+    )
+    return ctx.graph.add("Not", bad)
 
 
-def _broadcast(at: Site) -> str:
-    shape = [1] * len(at.shape)
-    for axis, size in zip(at.params["broadcast_dimensions"], at.inputs[0].shape, strict=True):
+def _broadcast(ctx: Context) -> str:
+    before = ctx.inputs[0].shape
+    shape = [1] * len(ctx.shape)
+    for axis, size in zip(ctx.params["broadcast_dimensions"], before, strict=True):
         shape[axis] = size
-    x = at.names[0] if tuple(shape) == at.inputs[0].shape else at.graph.reshape(at.names[0], shape)
-    return x if tuple(shape) == at.shape else at.graph.add("Expand", x, at.graph.integers(at.shape))
+    x = ctx.names[0]
+    if tuple(shape) != before:
+        x = ctx.graph.reshape(x, shape)
+    if tuple(shape) != ctx.shape:
+        x = ctx.graph.add("Expand", x, ctx.graph.integers(ctx.shape))
+    return x
 
 
-def _reshape(at: Site) -> str:
-    return at.graph.reshape(at.names[0], at.shape)
+def _reshape(ctx: Context) -> str:
+    return ctx.graph.reshape(ctx.names[0], ctx.shape)
 
 
-def _transpose(at: Site) -> str:
-    return at.graph.add("Transpose", at.names[0], perm=[int(i) for i in at.params["permutation"]])
+def _transpose(ctx: Context) -> str:
+    return ctx.graph.add(
+        "Transpose", ctx.names[0], perm=[int(i) for i in ctx.params["permutation"]]
+    )
 
 
-def _concatenate(at: Site) -> str:
-    return at.graph.add("Concat", *at.names, axis=at.params["dimension"])
+def _concatenate(ctx: Context) -> str:
+    return ctx.graph.add("Concat", *ctx.names, axis=ctx.params["dimension"])
 
 
-def _stack(at: Site) -> str:
-    axis = at.params["axis"]
-    shape = [1 if a == axis else n for a, n in enumerate(at.shape)]
-    parts = [at.graph.reshape(name, shape) for name in at.names]
-    return parts[0] if len(parts) == 1 else at.graph.add("Concat", *parts, axis=axis)
+def _stack(ctx: Context) -> str:
+    axis = ctx.params["axis"]
+    shape = [1 if a == axis else n for a, n in enumerate(ctx.shape)]
+    parts = [ctx.graph.reshape(name, shape) for name in ctx.names]
+    return parts[0] if len(parts) == 1 else ctx.graph.add("Concat", *parts, axis=axis)
 
 
-def _split(at: Site) -> list[str]:
-    sizes = at.graph.integers(at.params["sizes"])
-    return at.graph.add_many("Split", [at.names[0], sizes], len(at.outputs), axis=at.params["axis"])
+def _split(ctx: Context) -> list[str]:
+    sizes = ctx.graph.integers(ctx.params["sizes"])
+    return ctx.graph.add_many(
+        "Split", [ctx.names[0], sizes], len(ctx.outputs), axis=ctx.params["axis"]
+    )
 
 
-def _pad(at: Site) -> str:
-    config = at.params["padding_config"]
+def _pad(ctx: Context) -> str:
+    config = ctx.params["padding_config"]
     if any(low < 0 or high < 0 or inner for low, high, inner in config):
-        raise ValueError(f"padding {config} that cuts or spreads has no form in ONNX")
+        raise ValueError(f"padding {config} that is negative or interior has no form in ONNX")
     widths = [low for low, _, _ in config] + [high for _, high, _ in config]
-    return at.graph.add("Pad", at.names[0], at.graph.integers(widths), at.names[1])
+    return ctx.graph.add("Pad", ctx.names[0], ctx.graph.integers(widths), ctx.names[1])
 
 
 def _reduce(operator: str) -> Rule:
-    def rule(at: Site) -> str:
-        axes = at.graph.integers(at.params["axes"])
-        return at.graph.add(operator, at.names[0], axes, keepdims=0)
+    def rule(ctx: Context) -> str:
+        axes = ctx.graph.integers(ctx.params["axes"])
+        return ctx.graph.add(operator, ctx.names[0], axes, keepdims=0)
 
     return rule
 
 
-def _reduce_truths(operator: str) -> Rule:
-    def rule(at: Site) -> str:
-        numbers = at.graph.add("Cast", at.names[0], to=onnx_dtype(np.int32))
-        axes = at.graph.integers(at.params["axes"])
-        found = at.graph.add(operator, numbers, axes, keepdims=0)
-        return at.graph.add("Cast", found, to=onnx_dtype(np.bool_))
+def _reduce_bools(operator: str) -> Rule:
+    def rule(ctx: Context) -> str:
+        numbers = ctx.graph.add("Cast", ctx.names[0], to=onnx_dtype(np.int32))
+        axes = ctx.graph.integers(ctx.params["axes"])
+        found = ctx.graph.add(operator, numbers, axes, keepdims=0)
+        return ctx.graph.add("Cast", found, to=onnx_dtype(np.bool_))
 
     return rule
 
 
 def _argument(operator: str) -> Rule:
-    def rule(at: Site) -> str:
-        (axis,) = at.params["axes"]
-        found = at.graph.add(operator, at.names[0], axis=int(axis), keepdims=0)
-        return at.graph.add("Cast", found, to=onnx_dtype(at.dtype))
+    def rule(ctx: Context) -> str:
+        (axis,) = ctx.params["axes"]
+        found = ctx.graph.add(operator, ctx.names[0], axis=int(axis), keepdims=0)
+        return ctx.graph.add("Cast", found, to=onnx_dtype(ctx.dtype))
 
     return rule
 
 
-def _cumulative_sum(at: Site) -> str:
-    axis = at.graph.constant(at.params["axis"], np.int64)
-    return at.graph.add("CumSum", at.names[0], axis, reverse=int(at.params["reverse"]))
+def _cumulative_sum(ctx: Context) -> str:
+    axis = ctx.graph.constant(ctx.params["axis"], np.int64)
+    return ctx.graph.add("CumSum", ctx.names[0], axis, reverse=int(ctx.params["reverse"]))
 
 
-def _cumulative(at: Site) -> str:
-    if at.shape[at.params["axis"]] != 1:
+def _cumulative_extreme(ctx: Context) -> str:
+    if ctx.shape[ctx.params["axis"]] != 1:
         raise ValueError("a running maximum of several numbers has no form in ONNX")
-    return at.names[0]
+    return ctx.names[0]
 
 
-_ALIKE: dict[str, str] = {
+_OPERATORS: dict[str, str] = {
     "abs": "Abs",
     "ceil": "Ceil",
     "cos": "Cos",
@@ -221,7 +237,7 @@ _ALIKE: dict[str, str] = {
 }
 
 RULES: dict[str, Rule] = {
-    **{name: _same(operator) for name, operator in _ALIKE.items()},
+    **{name: _operator(operator) for name, operator in _OPERATORS.items()},
     "add": _wrapping("Add"),
     "add_any": _wrapping("Add"),
     "and": _logical("And", "BitwiseAnd"),
@@ -233,8 +249,8 @@ RULES: dict[str, Rule] = {
     "conv_general_dilated": convolution,
     "convert_element_type": _convert,
     "copy": _identity,
-    "cummax": _cumulative,
-    "cummin": _cumulative,
+    "cummax": _cumulative_extreme,
+    "cummin": _cumulative_extreme,
     "cumsum": _cumulative_sum,
     "div": _division,
     "dot_general": dot_general,
@@ -252,16 +268,16 @@ RULES: dict[str, Rule] = {
     "optimization_barrier": _identity,
     "or": _logical("Or", "BitwiseOr"),
     "pad": _pad,
-    "reduce_and": _reduce_truths("ReduceMin"),
+    "reduce_and": _reduce_bools("ReduceMin"),
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),
-    "reduce_or": _reduce_truths("ReduceMax"),
+    "reduce_or": _reduce_bools("ReduceMax"),
     "reduce_prod": _reduce("ReduceProd"),
     "reduce_sum": _reduce("ReduceSum"),
     "rem": _remainder,
     "reshape": _reshape,
     "row_product": row_product,
-    "row_spread": row_spread,
+    "row_broadcast": row_broadcast,
     "rsqrt": _rsqrt,
     "scatter": scatter,
     "scatter-add": scatter_add,
