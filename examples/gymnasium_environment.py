@@ -58,7 +58,7 @@ def main() -> None:
         num_steps=16,
         num_workers=2,
         envs_per_worker=4,
-        processes=False,  # so cheap an environment needs no process of its own
+        processes=False,  # the environment is too cheap to need processes
     )
     summary = run.read_summary() or {}
     print("mean of the last tenth of training:", summary["last_tenth"])

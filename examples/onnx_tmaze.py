@@ -21,17 +21,17 @@ class TMaze:
         self.corridor, self.generator = corridor, generator
 
     def reset(self) -> np.ndarray:
-        self.place, self.time = 0, 0
+        self.position, self.time = 0, 0
         self.cue = int(self.generator.integers(2))  # UP or DOWN
         return self._observation()
 
     def step(self, action: int) -> tuple[np.ndarray, bool, bool]:
-        """observation, whether the episode has ended, and whether with the right turn."""
+        """The observation, whether the episode has ended, and whether with the correct turn."""
         self.time += 1
-        at_junction = self.place == self.corridor - 1
+        at_junction = self.position == self.corridor - 1
         turned = at_junction and action in (UP, DOWN)
         if not at_junction:
-            self.place = max(self.place + (action == RIGHT) - (action == LEFT), 0)
+            self.position = max(self.position + (action == RIGHT) - (action == LEFT), 0)
         return (
             self._observation(),
             turned or self.time >= 1000,
@@ -40,31 +40,31 @@ class TMaze:
 
     def _observation(self) -> np.ndarray:
         cue = [0, 0] if self.time else ([0, 1] if self.cue == UP else [1, 0])
-        gray = self.place ^ (self.place >> 1)
-        place = [gray >> bit & 1 for bit in reversed(range(8))]
-        coins = self.generator.integers(0, 2, 6) * (self.time > 0)
-        return np.array([*cue, *place, *coins], np.float32)
+        gray = self.position ^ (self.position >> 1)
+        position = [gray >> bit & 1 for bit in reversed(range(8))]
+        distractors = self.generator.integers(0, 2, 6) * (self.time > 0)
+        return np.array([*cue, *position, *distractors], np.float32)
 
 
 class Agent:
-    """What it remembers goes into every call and comes out of it, and is kept here in between."""
+    """The exported policy. Its memory state is an input and an output of every call."""
 
     def __init__(self, path: str) -> None:
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         self.about = json.loads(self.session.get_modelmeta().custom_metadata_map["agalite"])
         tensors = {x["name"]: x for x in self.about["inputs"]}
-        self.state = {
+        self.memory_state = {
             x["input"]: np.zeros(tensors[x["input"]]["shape"], tensors[x["input"]]["dtype"])
             for x in self.about["state"]
         }
 
     def act(self, observation: np.ndarray, reset: bool) -> int:
         """The likeliest action; `reset` is true when an episode begins with this observation."""
-        given = {"observation": observation[None], "reset": np.array([reset]), **self.state}
+        given = {"observation": observation[None], "reset": np.array([reset]), **self.memory_state}
         names = [x.name for x in self.session.get_outputs()]
         arrays: Any = self.session.run(None, given)
         found = dict(zip(names, arrays, strict=True))
-        self.state = {x["input"]: found[x["output"]] for x in self.about["state"]}
+        self.memory_state = {x["input"]: found[x["output"]] for x in self.about["state"]}
         return int(found["logits"][0].argmax())
 
 

@@ -2,10 +2,9 @@
 
     python examples/plain_jax.py
 
-`agalite.ops` takes queries, keys, values and gates of one sequence, time first, and gives the
-attention and the state to go on with. What makes them out of the inputs is yours: here three
-matrices and two gates in a dictionary, as a Flax or Haiku user has them anyway. (For whole models
-inside Flax there is `agalite.interop.flax`.)
+`agalite.ops` takes queries, keys, values and gates of one sequence, time first, and returns the
+memory state and the attention. The projections are yours: here five matrices in a dictionary. (For
+whole models inside Flax there is `agalite.interop.flax`.)
 """
 
 import jax
@@ -23,8 +22,8 @@ params = {
 }
 
 
-def attend(params, xs, resets, state=None):
-    """xs (T, WIDTH), resets (T,) -> state, (T, HEADS, V)."""
+def attend(params, xs, resets, memory_state=None):
+    """xs (T, WIDTH), resets (T,) -> memory_state, (T, HEADS, V)."""
     q, k, v, beta, gamma = (jnp.einsum("td,dhv->thv", xs, params[name]) for name in names)
     return agalite_attention(
         elu1(q),
@@ -33,7 +32,7 @@ def attend(params, xs, resets, state=None):
         jax.nn.sigmoid(beta),
         jax.nn.sigmoid(gamma),
         resets,
-        state,
+        memory_state,
         r=4,
         basis="slots",
     )
@@ -41,10 +40,10 @@ def attend(params, xs, resets, state=None):
 
 xs = jax.random.normal(jax.random.key(1), (TIME, WIDTH))
 resets = jnp.zeros(TIME, bool).at[30].set(True)  # an episode begins with input 30
-state, out = jax.jit(attend)(params, xs, resets)
-print("attention:", out.shape, "state:", jax.tree.map(jnp.shape, state))
+memory_state, out = jax.jit(attend)(params, xs, resets)
+print("attention:", out.shape, "state:", jax.tree.map(jnp.shape, memory_state))
 
-# The stream goes on from the state, in pieces of any length.
+# The stream continues from the memory state, in chunks of any length.
 half, first = jax.jit(attend)(params, xs[:40], resets[:40])
 _, second = jax.jit(attend)(params, xs[40:], resets[40:], half)
 assert jnp.allclose(jnp.concatenate([first, second]), out, atol=1e-5)

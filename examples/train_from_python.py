@@ -1,8 +1,8 @@
-"""Train from Python, look at what came of it, and play with the trained agent.
+"""Train from Python, read the summary, and play with the trained policy.
 
     python examples/train_from_python.py [FOLDER]
 
-A T-Maze of 3 steps and a small model: seconds. The settings are those of `agalite train`.
+A T-Maze of 3 steps and a small model take seconds. The settings are those of `agalite train`.
 """
 
 import sys
@@ -29,15 +29,15 @@ run = agalite.train(
 summary = run.read_summary() or {}
 print("mean of the last tenth of training:", summary["last_tenth"])
 
-policy = agalite.load_policy(run)  # or of the folder: agalite.load_policy(folder)
+policy = agalite.load_policy(run)  # or agalite.load_policy(folder)
 env = gymnasium.make("agalite/TMaze-v0", corridor=3, max_steps=50)
 wins = 0
 for episode in range(20):
     obs, _ = env.reset(seed=episode)
-    state, reset, done = policy.initial_state(), True, False
+    memory_state, reset, done = policy.initial_state(), True, False
     while not done:
-        action, state = policy.act(obs, state, reset)
+        action, memory_state = policy.act(obs, memory_state, reset)
         obs, _, terminated, truncated, info = env.step(action)
         reset, done = False, terminated or truncated
     wins += bool(info["success"])
-print(f"{wins} of 20 new episodes ended at the right goal; the run is in {folder}")
+print(f"{wins} of 20 new episodes ended with the correct turn; the run is in {folder}")

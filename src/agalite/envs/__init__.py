@@ -1,16 +1,18 @@
-"""The worlds of the paper as JAX environments, and the bridges to and from Gymnasium.
+"""Environments: those of the paper in JAX, Memory Maze on the host, and any of Gymnasium's.
 
-`make("tmaze", corridor=160)` is the one way in. Importing this package also registers the
-environments with Gymnasium, where that is installed: `gymnasium.make("agalite/TMaze-v0")`.
+`make("tmaze", corridor=160)` is the one way in; `ENVIRONMENTS` is the table of names. base.py
+holds the contract of a JAX environment and vector.py steps many of them together. Importing this
+package registers the environments with Gymnasium, where that is installed:
+`gymnasium.make("agalite/TMaze-v0")`.
 """
 
 import importlib.util
 
-from agalite.envs.registry import ENVIRONMENTS, make
+from agalite.envs.registry import ENVIRONMENTS, EnvSpec, make
 
-__all__ = ["ENVIRONMENTS", "make"]
+__all__ = ["ENVIRONMENTS", "EnvSpec", "make"]
 
 if importlib.util.find_spec("gymnasium") and importlib.util.find_spec("gymnax"):
-    from agalite.envs.gymnasium.wrapper import register
+    from agalite.envs.gymnasium import register
 
     register()

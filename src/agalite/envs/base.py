@@ -1,10 +1,14 @@
-"""What our environments add to gymnax's contract: a picture, and an end that says why.
+"""The base class of the JAX environments: gymnax's contract, with rendering.
 
-A world is a gymnax 1.0 `Environment`: `reset(key, params) -> obs, state` and
-`step(key, state, action, params) -> obs, state, reward, terminated, truncated, info`, which
-begins the next episode by itself and leaves the last observation of the old one in
-`info["final_observation"]`. Options are given once, at construction, and live in
-`default_params`; so `params` can be left out everywhere.
+A `JaxEnvironment` is a gymnax 1.0 `Environment`, so it runs in other people's trainers too:
+
+    obs, env_state = env.reset(key)
+    obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action)
+
+All arrays are unbatched; `vector.VectorEnv` steps many copies. `step` resets by itself at the
+end of an episode and keeps the last observation in `info["final_observation"]`. The options of
+an environment are given once, at construction, and become `env.default_params`, so the `params`
+argument of gymnax can be left out everywhere.
 """
 
 from typing import Any, ClassVar, TypeVar
@@ -18,12 +22,26 @@ State = TypeVar("State", bound=environment.EnvState)
 Params = TypeVar("Params", bound=environment.EnvParams)
 
 
-class World(environment.Environment[State, Params]):
-    """Subclasses write `reset_env`, `step_env`, `is_terminated`, the two spaces and `render`."""
+class JaxEnvironment(environment.Environment[State, Params]):
+    """Base class of the JAX environments.
+
+    A subclass implements `reset_env`, `step_env`, `is_terminated`, `action_space` and
+    `observation_space`, and `render` if it is to be drawn. Its state has a field `time`, the
+    number of steps taken, and its parameters a field `max_steps_in_episode`.
+    `agalite.testing.check_env` checks a subclass against the contract.
+
+    **Arguments:**
+
+    - `params`: the environment's parameters, a `gymnax` `EnvParams`; returned as
+      `default_params`.
+    """
 
     costly_reset: ClassVar[bool] = False
-    """True when beginning an episode costs much more than a step, so that it must not be done
-    for every environment at every step and thrown away (see `vector.Vector`)."""
+    """Whether a reset costs much more than a step. `VectorEnv` then resets only the
+    environments whose episode ended, instead of all of them at every step."""
+
+    render_fps: ClassVar[int] = 30
+    """Frames per second at which an episode is shown."""
 
     def __init__(self, params: Params) -> None:
         super().__init__()
@@ -31,14 +49,14 @@ class World(environment.Environment[State, Params]):
 
     @property
     def default_params(self) -> Any:
-        """The options given at construction."""
+        """The parameters given at construction."""
         return self._params
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
-        """At the time limit, unless the episode ended of itself: never both."""
+        """Whether the time limit is reached. A terminated episode is never truncated as well."""
         late = state.time >= params.max_steps_in_episode
         return jnp.logical_and(late, jnp.logical_not(self.is_terminated(state, params)))
 
     def render(self, state: State, params: Params | None = None) -> UInt8[Array, "height width 3"]:
-        """state -> one RGB frame."""
+        """Draw `state` as one RGB frame. A pure function, so it can be traced."""
         raise NotImplementedError

@@ -1,4 +1,8 @@
-"""CartPole without its velocities: what is hidden must be put together over time."""
+"""CartPole without its velocities, which the agent must estimate from past positions.
+
+The two variants of the paper's "Partially Observable Classic Control": `MaskedCartPole` shows
+positions only, and `NoisyMaskedCartPole` adds normal noise to them.
+"""
 
 import math
 from typing import Any, ClassVar
@@ -12,16 +16,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from agalite import validation
 from agalite.envs import drawing
-from agalite.envs.base import World
+from agalite.envs.base import JaxEnvironment
 
 LEFT, RIGHT = range(2)
 
 # The constants of Gymnasium's CartPole-v1.
 _GRAVITY, _CART_MASS, _POLE_MASS, _POLE_HALF_LENGTH = 9.8, 1.0, 0.1, 0.5
-_FORCE, _SECONDS = 10.0, 0.02
-_MASS = _CART_MASS + _POLE_MASS
-_FURTHEST, _STEEPEST = 2.4, 12 * 2 * math.pi / 360
-_START = 0.05
+_FORCE, _TIME_STEP = 10.0, 0.02
+_TOTAL_MASS = _CART_MASS + _POLE_MASS
+_MAX_X, _MAX_THETA = 2.4, 12 * 2 * math.pi / 360
+_START_RANGE = 0.05
 
 # No number JAX draws from the float32 normal distribution is larger (the largest is 5.42).
 _LARGEST_NORMAL = 6.0
@@ -42,30 +46,34 @@ class CartPoleParams(environment.EnvParams):
     noise: float = 0.0
 
 
-class MaskedCartPole(World[CartPoleState, CartPoleParams]):
-    """obs (2,) float32: the cart's position and the pole's angle; actions 0 left, 1 right.
+class MaskedCartPole(JaxEnvironment[CartPoleState, CartPoleParams]):
+    """CartPole with positions only: obs (2,) float32, the cart's position and the pole's angle.
 
-    Gymnasium's CartPole-v1 with the two velocities taken out of the observation (removed, not
-    set to zero: the paper allows "only positional information", as the POPGym task it
-    follows). The physics, the start and the ends are Gymnasium's: terminated when the cart is
-    further than 2.4 from the middle or the pole further than 12 degrees from upright,
-    truncated after `max_steps`; the paper names no limit, so it is CartPole-v1's 500. The
-    reward is 1 at every step, the last included. Any action but 1 pushes to the left.
+    The physics, the initial states and the ends are those of Gymnasium's CartPole-v1: terminated
+    when the cart is further than 2.4 from the middle or the pole more than 12 degrees from
+    upright. The velocities are removed from the observation, not set to zero. Actions are 0 (push
+    left) and 1 (push right); any action but 1 pushes left. The reward is 1 at every step, the
+    last included.
 
-    The state may be float64 (under `jax.enable_x64`): the physics keeps its precision.
+    The state may be float64 (under `jax.enable_x64`), and the physics keeps its precision.
+
+    **Arguments:**
+
+    - `max_steps`: the episode is truncated after so many. The paper names no limit; 500 is that
+      of CartPole-v1.
     """
 
-    frames_a_second: ClassVar[int] = 50
+    render_fps: ClassVar[int] = 50
 
     def __init__(self, *, max_steps: int = 500) -> None:
-        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.check_integer_between("max_steps", max_steps, 1, 2**31 - 1)
         super().__init__(CartPoleParams(int(max_steps)))
 
     def reset_env(
         self, key: PRNGKeyArray, params: CartPoleParams
     ) -> tuple[Float[Array, "2"], CartPoleState]:
         del params
-        state = _start(_START * jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0))
+        state = _start(_START_RANGE * jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0))
         return _positions(state), state
 
     def step_env(
@@ -89,7 +97,7 @@ class MaskedCartPole(World[CartPoleState, CartPoleParams]):
 
     def is_terminated(self, state: CartPoleState, params: CartPoleParams) -> Bool[Array, ""]:
         del params
-        return (jnp.abs(state.x) > _FURTHEST) | (jnp.abs(state.theta) > _STEEPEST)
+        return (jnp.abs(state.x) > _MAX_X) | (jnp.abs(state.theta) > _MAX_THETA)
 
     @property
     def num_actions(self) -> int:
@@ -100,41 +108,46 @@ class MaskedCartPole(World[CartPoleState, CartPoleParams]):
         return spaces.Discrete(2)
 
     def observation_space(self, params: CartPoleParams | None = None) -> spaces.Box:
-        """Twice the limits, as Gymnasium has it, and room for the largest noise."""
+        """Twice the limits of the state, as in Gymnasium, plus the largest noise."""
         noise = (self.default_params if params is None else params).noise
-        limits = np.array([2 * _FURTHEST, 2 * _STEEPEST], np.float32)
+        limits = np.array([2 * _MAX_X, 2 * _MAX_THETA], np.float32)
         high: Any = limits + _LARGEST_NORMAL * noise
         return spaces.Box(-high, high, (2,), jnp.float32)
 
     def render(
         self, state: CartPoleState, params: CartPoleParams | None = None
     ) -> UInt8[Array, "200 300 3"]:
-        """The cart and the whole pole as they are, velocities and noise aside."""
+        """The cart and the pole of the state, without noise."""
         del params
-        return _picture(state)
+        return _draw(state)
 
 
 class NoisyMaskedCartPole(MaskedCartPole):
-    """obs (2,) float32: as `MaskedCartPole`, plus normal noise of standard deviation `noise`.
+    """`MaskedCartPole` with noisy observations: obs (2,) float32.
 
-    Every observation has its own noise, the first of an episode included, drawn from the key;
-    the state has none. Nothing is clipped. Noise 0 is `MaskedCartPole`'s task.
+    Every observation, the first of an episode included, has its own normal noise. The state has
+    none, and nothing is clipped.
+
+    **Arguments:**
+
+    - `noise`: the standard deviation; 0 is the task of `MaskedCartPole`.
+    - `max_steps`: as for `MaskedCartPole`.
     """
 
     def __init__(self, noise: float = 0.1, *, max_steps: int = 500) -> None:
         super().__init__(max_steps=max_steps)
         self._params = self._params.replace(
-            noise=validation.number("noise", noise, minimum=0.0, maximum=1e30)
+            noise=validation.check_number("noise", noise, minimum=0.0, maximum=1e30)
         )
 
     def reset_env(
         self, key: PRNGKeyArray, params: CartPoleParams
     ) -> tuple[Float[Array, "2"], CartPoleState]:
-        # One draw for both: a normal number is the inverse error function of a uniform one.
-        # The interval is open at -1, where that function is infinite.
+        # One uniform draw for state and noise: the inverse error function makes it normal. The
+        # interval is open at -1, where that function is infinite.
         low = jnp.nextafter(jnp.float32(-1.0), jnp.float32(0.0))
         draw = jax.random.uniform(key, (6,), jnp.float32, low, 1.0)
-        state = _start(_START * draw[:4])
+        state = _start(_START_RANGE * draw[:4])
         normal = math.sqrt(2.0) * jax.lax.erf_inv(draw[4:])
         return _positions(state) + params.noise * normal, state
 
@@ -155,27 +168,27 @@ def _positions(state: CartPoleState) -> Float[Array, "2"]:
 
 
 def _move(state: CartPoleState, action: Int[Array, ""]) -> CartPoleState:
-    """One explicit Euler step: positions move by the velocities of before."""
+    """One explicit Euler step: positions change by the velocities before the step."""
     force = jnp.where(action == RIGHT, _FORCE, -_FORCE).astype(state.x.dtype)
     cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
     pole = _POLE_MASS * _POLE_HALF_LENGTH
-    push = (force + pole * state.theta_dot**2 * sin) / _MASS
+    push = (force + pole * state.theta_dot**2 * sin) / _TOTAL_MASS
     theta_acc = (_GRAVITY * sin - cos * push) / (
-        _POLE_HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos**2 / _MASS)
+        _POLE_HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos**2 / _TOTAL_MASS)
     )
-    x_acc = push - pole * theta_acc * cos / _MASS
+    x_acc = push - pole * theta_acc * cos / _TOTAL_MASS
     return CartPoleState(
         time=state.time + 1,
-        x=state.x + _SECONDS * state.x_dot,
-        x_dot=state.x_dot + _SECONDS * x_acc,
-        theta=state.theta + _SECONDS * state.theta_dot,
-        theta_dot=state.theta_dot + _SECONDS * theta_acc,
+        x=state.x + _TIME_STEP * state.x_dot,
+        x_dot=state.x_dot + _TIME_STEP * x_acc,
+        theta=state.theta + _TIME_STEP * state.theta_dot,
+        theta_dot=state.theta_dot + _TIME_STEP * theta_acc,
     )
 
 
-def _picture(state: CartPoleState) -> UInt8[Array, "200 300 3"]:
+def _draw(state: CartPoleState) -> UInt8[Array, "200 300 3"]:
     height, width, track = 200, 300, 150.0
-    metre = width / (2 * _FURTHEST)
+    metre = width / (2 * _MAX_X)
     x = width / 2 + metre * state.x.astype(jnp.float32)
     theta = state.theta.astype(jnp.float32)
     axle, length = track - 20.0, 2 * _POLE_HALF_LENGTH * metre

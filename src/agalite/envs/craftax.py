@@ -1,8 +1,9 @@
-"""Craftax with symbolic observations, full and Classic: the `craftax` package as a World.
+"""Craftax with symbolic observations, full and Classic: an adapter for the `craftax` package.
 
-The package's own environment says only that an episode is done, and begins the next one by
-building a new world for every environment at every step. Here an end says why, and only those
-who need a new world pay for it (`costly_reset`, see `vector.Vector`).
+The package's own environments report only that an episode is done, and their autoreset builds a
+new map for every environment at every step. This adapter separates terminated from truncated and
+leaves the autoreset to `VectorEnv`, which builds maps only where they are needed
+(`costly_reset`).
 """
 
 import dataclasses
@@ -19,12 +20,12 @@ from gymnax.environments import environment, spaces
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from agalite import validation
-from agalite.envs.base import World
+from agalite.envs.base import JaxEnvironment
 
-_FOREVER = np.iinfo(np.int32).max
-_TILE = 16  # pixels along a tile's side: the size in which craftax's pictures are drawn
+_NO_LIMIT = np.iinfo(np.int32).max
+_TILE = 16  # pixels along a side of a tile, the size of craftax's own textures
 
-# Set by `max_steps`, or of no use to anybody outside craftax's world generator.
+# Set by `max_steps`, or internal to craftax's map generator.
 _NOT_OPTIONS = ("max_timesteps", "fractal_noise_angles")
 
 
@@ -40,17 +41,17 @@ class CraftaxParams(environment.EnvParams):
     game: Any = None  # craftax's own parameters; their time limit is not used
 
 
-class _Symbolic(World[CraftaxState, CraftaxParams]):
-    """What the two games have in common. `_package` holds the modules of one of them."""
+class _Symbolic(JaxEnvironment[CraftaxState, CraftaxParams]):
+    """What the two games share. `_package` holds the modules of one of them."""
 
     costly_reset = True
-    frames_a_second: ClassVar[int] = 10
+    render_fps: ClassVar[int] = 10
 
     _package: ClassVar[str]
     _game_class: ClassVar[str]
 
     def __init__(self, max_steps: int, options: dict[str, Any]) -> None:
-        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.check_integer_between("max_steps", max_steps, 1, 2**31 - 1)
         module = _import(f"{self._package}.envs.craftax_symbolic_env")
         self._game = getattr(module, self._game_class)()
         game = _with_options(self._game.default_params, options)
@@ -95,10 +96,12 @@ class _Symbolic(World[CraftaxState, CraftaxParams]):
         return self._game.get_obs(state.game)
 
     def is_terminated(self, state: CraftaxState, params: CraftaxParams) -> Bool[Array, ""]:
-        """The player died or, in the full game, beat the boss: craftax's own rule, without
-        the time limit that it mixes in."""
-        endless = params.game.replace(max_timesteps=_FOREVER)
-        return jnp.asarray(self._game.is_terminal(state.game, endless), bool)
+        """Whether the player died or, in the full game, defeated the boss.
+
+        It is craftax's own rule, with the time limit out of reach.
+        """
+        unlimited = params.game.replace(max_timesteps=_NO_LIMIT)
+        return jnp.asarray(self._game.is_terminal(state.game, unlimited), bool)
 
     @property
     def num_actions(self) -> int:
@@ -112,7 +115,7 @@ class _Symbolic(World[CraftaxState, CraftaxParams]):
         return spaces.Box(0.0, self._highest(params or self._params), tuple(box.shape), jnp.float32)
 
     def _highest(self, params: CraftaxParams) -> float:  # noqa: ARG002
-        """The largest number that an observation can hold."""
+        """The largest value in an observation."""
         return 1.0
 
     def render(
@@ -120,21 +123,25 @@ class _Symbolic(World[CraftaxState, CraftaxParams]):
         state: CraftaxState,
         params: CraftaxParams | None = None,  # noqa: ARG002
     ) -> UInt8[Array, "height width 3"]:
-        """state -> what the player of the game sees, 16 pixels a tile, with the inventory below.
+        """The player's view, 16 pixels per tile, with the inventory below.
 
-        The first call reads craftax's pictures (a few seconds) and compiles.
+        The first call loads craftax's textures, which takes a few seconds, and compiles.
         """
         return _renderer(self._package)(state.game)
 
 
 class Craftax(_Symbolic):
-    """obs (8268,) float32; 43 actions (`craftax.craftax.constants.Action`).
+    """Craftax: obs (8268,) float32; 43 actions (`craftax.craftax.constants.Action`).
 
-    An episode is terminated by the player's death or the boss's, and truncated after
-    `max_steps` steps. `info["Achievements/<name>"]` holds, for each of the 67 achievements,
-    100 at the last step of an episode in which it was reached and 0 at every other: the names
-    and values of the package. `options` are fields of craftax's `EnvParams`, for example
-    `god_mode=True` or `day_length=300`.
+    An episode is terminated by the player's death or the boss's. `info["Achievements/<name>"]`
+    has the package's names and values: for each of the 67 achievements, 100 at the last step of
+    an episode in which it was reached, and 0 at all other steps.
+
+    **Arguments:**
+
+    - `max_steps`: the episode is truncated after so many.
+    - `options`: fields of craftax's `EnvParams`, for example `god_mode=True` or
+      `day_length=300`.
     """
 
     _package = "craftax.craftax"
@@ -144,17 +151,23 @@ class Craftax(_Symbolic):
         super().__init__(max_steps, options)
 
     def _highest(self, params: CraftaxParams) -> float:
-        # The package says 1; but mana is shown in tenths, and it goes up to 6 and three more for
+        # The package's space says 1. Mana is observed in tenths, and its maximum is 6 plus 3 for
         # every point of intelligence: more than any other entry.
         return max(1.0, (6 + 3 * params.game.max_attribute) / 10)
 
 
 class CraftaxClassic(_Symbolic):
-    """obs (1345,) float32; 17 actions (`craftax.craftax_classic.constants.Action`).
+    """Craftax Classic: obs (1345,) float32; 17 actions.
 
-    As `Craftax`, with 22 achievements; `info["score"]` is the package's score of the episode,
-    given at its last step. Ends by death (lava included). `options`: craftax's `EnvParams` of
-    the classic game, for example `spawn_cow_chance=0.1`.
+    The actions are those of `craftax.craftax_classic.constants.Action`. An episode is terminated
+    by the player's death. As in `Craftax`, `info` has the achievements, 22 of them;
+    `info["score"]` is the package's score of the episode, at its last step.
+
+    **Arguments:**
+
+    - `max_steps`: the episode is truncated after so many.
+    - `options`: fields of the `EnvParams` of craftax's classic game, for example
+      `spawn_cow_chance=0.1`.
     """
 
     _package = "craftax.craftax_classic"
@@ -176,28 +189,28 @@ def _import(module: str) -> Any:
 
 
 def _with_options(defaults: Any, options: dict[str, Any]) -> Any:
-    """craftax's parameters with `options` in place; each must be of its default's kind."""
+    """craftax's parameters with `options` set; each must have the type of its default."""
     known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     known = {name: value for name, value in known.items() if name not in _NOT_OPTIONS}
     checked = {}
     for name, value in options.items():
-        validation.one_of("option", name, ["max_steps", *known])
+        validation.check_one_of("option", name, ["max_steps", *known])
         default = known[name]
         if isinstance(default, bool):
-            validation.boolean(name, value)
+            validation.check_boolean(name, value)
             checked[name] = bool(value)
         elif isinstance(default, int):
-            validation.integer(name, value, minimum=1)
+            validation.check_integer(name, value, minimum=1)
             checked[name] = int(value)
-        else:  # the rest are chances
-            checked[name] = validation.number(name, value, minimum=0.0)
+        else:  # all others are probabilities
+            checked[name] = validation.check_number(name, value, minimum=0.0)
             if checked[name] > 1.0:
-                raise ValueError(f"{name}={value!r} is a chance; it must be from 0 to 1")
+                raise ValueError(f"{name}={value!r} is a probability; it must be from 0 to 1")
     return defaults.replace(**checked)
 
 
 def _state(game: Any) -> CraftaxState:
-    # Some leaves of the classic game come weakly typed, some of them only from `reset`: left so,
+    # Some leaves of the classic game are weakly typed, some of them only after `reset`. Left so,
     # the second call of a compiled step would compile it again.
     game = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), game)
     return CraftaxState(time=game.timestep, game=game)
@@ -207,9 +220,9 @@ def _state(game: Any) -> CraftaxState:
 def _renderer(package: str) -> Callable[[Any], UInt8[Array, "height width 3"]]:
     constants = _import(f"{package}.constants")
     module = _import(f"{package}.renderer")
-    # craftax would draw its textures in three sizes and write them among its own files, which
-    # need not be writable; one size, kept in memory, is enough. The first frame may be asked for
-    # while JAX traces: the textures must be numbers all the same.
+    # craftax would make its textures in three sizes and write them into its own folder, which may
+    # be read-only; one size, in memory, is enough. The first call may come while JAX traces, and
+    # the textures must be constants nevertheless.
     with jax.ensure_compile_time_eval():
         textures = {_TILE: constants.load_all_textures_given_size(_TILE)}
     original = module.load_all_textures

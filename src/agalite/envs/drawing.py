@@ -1,9 +1,8 @@
-"""Filled shapes on RGB frames, as pure functions: they trace, so a whole episode can be drawn
-by one compiled program.
+"""Filled shapes on RGB frames (height, width, 3) uint8, as pure functions that JAX can trace.
 
-Coordinates are pixels, x to the right and y downwards, and may be traced numbers; the pixel in
-row i and column j is painted when its centre (j + 0.5, i + 0.5) lies in the shape. What lies
-outside the frame is cut off.
+Coordinates are pixels, x to the right and y downwards, and may be traced. The pixel in row i and
+column j is painted if its centre (j + 0.5, i + 0.5) lies in the shape; shapes are clipped to the
+frame.
 """
 
 import jax.numpy as jnp
@@ -30,14 +29,14 @@ def rectangle(
 def line(
     frame: Frame, x0: Number, y0: Number, x1: Number, y1: Number, width: Number, colour: Colour
 ) -> Frame:
-    """From (x0, y0) to (x1, y1) with round ends; the two may coincide."""
+    """A line from (x0, y0) to (x1, y1) with round ends; the two points may coincide."""
     ys, xs = _centres(frame)
     dx, dy = jnp.asarray(x1 - x0, jnp.float32), jnp.asarray(y1 - y0, jnp.float32)
-    # How far along the line the nearest point is; a line without length is all one point.
-    length = jnp.maximum(dx * dx + dy * dy, jnp.finfo(jnp.float32).tiny)
-    along = jnp.clip(((xs - x0) * dx + (ys - y0) * dy) / length, 0.0, 1.0)
-    apart = (xs - (x0 + along * dx)) ** 2 + (ys - (y0 + along * dy)) ** 2
-    return _paint(frame, apart <= (width / 2) ** 2, colour)
+    # The position of the nearest point along the line, 0 to 1. Not 0 / 0 for a single point.
+    length_squared = jnp.maximum(dx * dx + dy * dy, jnp.finfo(jnp.float32).tiny)
+    along = jnp.clip(((xs - x0) * dx + (ys - y0) * dy) / length_squared, 0.0, 1.0)
+    distance_squared = (xs - (x0 + along * dx)) ** 2 + (ys - (y0 + along * dy)) ** 2
+    return _paint(frame, distance_squared <= (width / 2) ** 2, colour)
 
 
 def circle(frame: Frame, x: Number, y: Number, radius: Number, colour: Colour) -> Frame:

@@ -1,99 +1,123 @@
-"""Environments by name: `make("tmaze", corridor=160)`, and `make("gym:CartPole-v1", count=8)`."""
+"""Environments by name: `make("tmaze", corridor=160)`, `make("gym:CartPole-v1", num_envs=8)`."""
 
-import dataclasses
 import importlib
 import importlib.util
 import inspect
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agalite import validation
 
 if TYPE_CHECKING:
-    from agalite.envs.base import World
+    from agalite.envs.base import JaxEnvironment
     from agalite.envs.gymnasium.vector import GymnasiumVector
 
 GYMNASIUM = "gym:"
-_VECTOR_OPTIONS = ("count", "seed", "asynchronous", "timeout")
+"""The prefix of a name that stands for a Gymnasium id."""
+
+_VECTOR_OPTIONS = ("num_envs", "seed", "asynchronous", "timeout")
+_JAX_PACKAGES = ("gymnax", "gymnasium")
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A row of the table of environments. Nothing is imported until it is made."""
+class EnvSpec:
+    """A row of the table of environments. Nothing is imported until the environment is made."""
 
-    place: str
-    """module:class."""
+    entry_point: str
+    """Where the class is: "module:Class"."""
     summary: str
-    """In a few words, for people who choose."""
+    """What the task is, in a few words."""
+    gymnasium_id: str = ""
+    """The id it is registered under with Gymnasium; empty if it is not."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the class that the name decides; they are no options of `make`."""
+    on_host: bool = False
+    """Whether it is a Gymnasium environment that runs outside of JAX."""
     extra: str = "envs"
     """The optional dependencies it needs: pip install "agalite[...]"."""
-    needs: tuple[str, ...] = ("gymnax", "gymnasium")
+    packages: tuple[str, ...] = _JAX_PACKAGES
     """The packages that must be importable."""
-    host: bool = False
-    """A program of its own, stepped through Gymnasium, rather than a JAX environment."""
-    gymnasium: str = ""
-    """Its Gymnasium id, if it is on the host."""
     newest_python: tuple[int, int] | None = None
-    """The last Python that the packages it needs are made for."""
+    """The last Python version for which `packages` can be installed."""
 
-    def missing(self) -> tuple[str, ...]:
-        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
+    def missing_packages(self) -> tuple[str, ...]:
+        """Those of `packages` that are not installed."""
+        return tuple(name for name in self.packages if importlib.util.find_spec(name) is None)
 
     @property
-    def installation(self) -> str:
+    def install_hint(self) -> str:
+        """How to get the packages, or why they cannot be had with this Python."""
         newest = self.newest_python
         if newest is not None and sys.version_info[:2] > newest:
             have = ".".join(map(str, sys.version_info[:2]))
-            return f"Python {'.'.join(map(str, newest))} or older; this is {have}, for which " + (
-                f"{self.needs[-1]} cannot be installed"
+            return (
+                f"Python {'.'.join(map(str, newest))} or older; this is {have}, for which "
+                f"{self.packages[-1]} cannot be installed"
             )
         return f'pip install "agalite[{self.extra}]"'
 
     def load(self) -> type[Any]:
-        """The class of a world or, on the host, that of a Gymnasium environment."""
-        missing = self.missing()
+        """The environment's class: a `JaxEnvironment` or, on the host, a `gymnasium.Env`."""
+        missing = self.missing_packages()
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            raise ValueError(f"{', '.join(missing)} {verb} not installed: {self.installation}")
-        module, name = self.place.split(":")
+            raise ValueError(f"{', '.join(missing)} {verb} not installed: {self.install_hint}")
+        module, name = self.entry_point.split(":")
         return getattr(importlib.import_module(module), name)
 
 
-def _memory_maze(size: int, objects: int) -> Environment:
-    return Environment(
+def _craftax(name: str, summary: str) -> EnvSpec:
+    return EnvSpec(
+        f"agalite.envs.craftax:{name}",
+        summary,
+        extra="envs,craftax",
+        packages=(*_JAX_PACKAGES, "craftax"),
+    )
+
+
+def _memory_maze(size: int, objects: int) -> EnvSpec:
+    return EnvSpec(
         "agalite.envs.memory_maze.env:MemoryMaze",
         f"remember where {objects} objects are",
+        gymnasium_id=f"agalite/MemoryMaze-{size}x{size}-v0",
+        kwargs={"size": size},
+        on_host=True,
         extra="envs,memory-maze",
-        needs=("gymnasium", "memory_maze", "dm_control", "mujoco", "labmaze"),
-        host=True,
-        gymnasium=f"agalite/MemoryMaze-{size}x{size}-v0",
+        packages=("gymnasium", "memory_maze", "dm_control", "mujoco", "labmaze"),
         newest_python=(3, 12),
     )
 
 
-_CRAFTAX: dict[str, Any] = {"extra": "envs,craftax", "needs": ("gymnax", "gymnasium", "craftax")}
-
-ENVIRONMENTS: dict[str, Environment] = {
-    "tmaze": Environment("agalite.envs.tmaze:TMaze", "remember a cue for a corridor's length"),
-    "masked-cartpole": Environment(
-        "agalite.envs.cartpole:MaskedCartPole", "CartPole without velocities"
+ENVIRONMENTS: dict[str, EnvSpec] = {
+    "tmaze": EnvSpec(
+        "agalite.envs.tmaze:TMaze",
+        "remember a cue for a corridor's length",
+        "agalite/TMaze-v0",
     ),
-    "noisy-masked-cartpole": Environment(
-        "agalite.envs.cartpole:NoisyMaskedCartPole", "the same, seen through noise"
+    "masked-cartpole": EnvSpec(
+        "agalite.envs.cartpole:MaskedCartPole",
+        "CartPole without velocities",
+        "agalite/MaskedCartPole-v0",
     ),
-    "mystery-path-grid": Environment(
-        "agalite.envs.mystery_path.env:MysteryPathGrid", "find an invisible path, tile by tile"
+    "noisy-masked-cartpole": EnvSpec(
+        "agalite.envs.cartpole:NoisyMaskedCartPole",
+        "the same, with noisy observations",
+        "agalite/NoisyMaskedCartPole-v0",
     ),
-    "mystery-path": Environment(
-        "agalite.envs.mystery_path.env:MysteryPath", "the same with smooth motion"
+    "mystery-path-grid": EnvSpec(
+        "agalite.envs.mystery_path.env:MysteryPathGrid",
+        "find an invisible path, tile by tile",
+        "agalite/MysteryPathGrid-v0",
     ),
-    "craftax-symbolic": Environment(
-        "agalite.envs.craftax:Craftax", "explore, craft, fight, apply_gradients", **_CRAFTAX
+    "mystery-path": EnvSpec(
+        "agalite.envs.mystery_path.env:MysteryPath",
+        "the same with smooth motion",
+        "agalite/MysteryPath-v0",
     ),
-    "craftax-classic-symbolic": Environment(
-        "agalite.envs.craftax:CraftaxClassic", "Crafter's rules, one level", **_CRAFTAX
-    ),
+    "craftax-symbolic": _craftax("Craftax", "explore, craft, fight, descend"),
+    "craftax-classic-symbolic": _craftax("CraftaxClassic", "Crafter's rules, one level"),
     "memory-maze-9x9": _memory_maze(9, 3),
     "memory-maze-11x11": _memory_maze(11, 4),
     "memory-maze-13x13": _memory_maze(13, 5),
@@ -101,11 +125,20 @@ ENVIRONMENTS: dict[str, Environment] = {
 }
 
 
-def make(name: str, **options: Any) -> "World[Any, Any] | GymnasiumVector":
-    """A JAX environment, one of `ENVIRONMENTS`; or "gym:<id>", any Gymnasium environment.
+def make(name: str, **options: Any) -> "JaxEnvironment[Any, Any] | GymnasiumVector":
+    """Make an environment.
 
-    options: those of the environment. For "gym:<id>", and for those on the host, also `count`
-    (how many copies, 1), `seed` (0), `asynchronous` (False), and what `gymnasium.make` takes.
+    **Arguments:**
+
+    - `name`: one of `ENVIRONMENTS`, or `"gym:<id>"` for any Gymnasium environment.
+    - `options`: those of the environment's class. Environments that run on the host
+      (`"gym:<id>"` and `memory-maze-*`) also take `num_envs` (default 1), `seed` (0),
+      `asynchronous` (False), `timeout` (None), and what `gymnasium.make` takes: see
+      `agalite.envs.gymnasium.from_gymnasium`.
+
+    **Returns:**
+
+    A `JaxEnvironment`, or a `GymnasiumVector` for environments that run on the host.
     """
     if isinstance(name, str) and name.startswith(GYMNASIUM):
         return _from_gymnasium(name.removeprefix(GYMNASIUM), options)
@@ -113,31 +146,30 @@ def make(name: str, **options: Any) -> "World[Any, Any] | GymnasiumVector":
         raise ValueError(
             f"name={name!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
         )
-    environment = ENVIRONMENTS[name]
-    world = environment.load()
-    known = known_options(world)
-    if environment.host:
-        # The size is in the name.
-        known = [*(x for x in known or () if x != "size"), *_VECTOR_OPTIONS]
+    spec = ENVIRONMENTS[name]
+    env_class = spec.load()
+    known = known_options(env_class, hidden=spec.kwargs)
+    if spec.on_host:
+        known = None if known is None else [*known, *_VECTOR_OPTIONS]
         _check_options(name, options, known)
-        return _from_gymnasium(environment.gymnasium, options)
+        return _from_gymnasium(spec.gymnasium_id, options)
     _check_options(name, options, known)
-    return world(**options)
+    return env_class(**spec.kwargs, **options)
 
 
 def on_host(name: str) -> bool:
-    """Whether the environment is stepped through Gymnasium: `make` gives a `GymnasiumVector`."""
+    """Whether the environment runs outside of JAX, so that `make` gives a `GymnasiumVector`."""
     if name.startswith(GYMNASIUM):
         return True
-    return name in ENVIRONMENTS and ENVIRONMENTS[name].host
+    return name in ENVIRONMENTS and ENVIRONMENTS[name].on_host
 
 
-def known_options(world: type[Any]) -> list[str] | None:
-    """Names that the environment's constructor takes; None if it checks them itself."""
-    parameters = inspect.signature(world).parameters.values()
+def known_options(env_class: type[Any], hidden: Iterable[str] = ()) -> list[str] | None:
+    """The constructor's argument names, without `hidden`; None if it takes any keyword."""
+    parameters = inspect.signature(env_class).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return [p.name for p in parameters]
+    return [p.name for p in parameters if p.name not in hidden]
 
 
 def _check_options(name: str, options: dict[str, Any], known: list[str] | None) -> None:
@@ -149,14 +181,12 @@ def _check_options(name: str, options: dict[str, Any], known: list[str] | None) 
 
 
 def _from_gymnasium(env_id: str, options: dict[str, Any]) -> "GymnasiumVector":
-    bridge = dataclasses.replace(
-        ENVIRONMENTS["tmaze"], place="agalite.envs.gymnasium.vector:GymnasiumVector"
-    )
-    bridge.load()  # says what to install if Gymnasium is missing
+    # A row like the others, for its message about packages that are not installed.
+    EnvSpec("agalite.envs.gymnasium.vector:GymnasiumVector", "").load()
     if not env_id:
         raise ValueError("name='gym:' lacks the id of a Gymnasium environment: gym:CartPole-v1")
     from agalite.envs.gymnasium.vector import from_gymnasium
 
-    options = {"count": 1, "seed": 0, **options}
-    validation.integer("count", options["count"], minimum=1)
+    options = {"num_envs": 1, "seed": 0, **options}
+    validation.check_integer("num_envs", options["num_envs"], minimum=1)
     return from_gymnasium(env_id, **options)

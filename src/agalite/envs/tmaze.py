@@ -1,4 +1,23 @@
-"""T-Maze: a cue seen once says which way to turn at the far end of a corridor."""
+"""T-Maze (appendix "T-Maze" of the paper): remember a cue to the end of a corridor.
+
+    start                        junction
+                                     | up
+      0 - 1 - 2 - ... - corridor - 1 +
+                                     | down
+
+The observation has 16 bits:
+
+    bits   what                          value
+    0-1    the cue                       01 (turn up) or 10 (turn down) at the first step, then 00
+    2-9    the position, in Gray code    highest bit first; 0 at the start
+    10-15  distractors                   random at every step
+
+The reward is -0.1 at every non-terminal step, and +4 for the correct turn or -1 for the wrong one.
+
+Where the paper's text and its published code differ, this is the code's task: the distractors of
+the first observation are zero (`distractors_at_start` makes them random), and an agent at the
+junction cannot go back.
+"""
 
 from typing import Any, ClassVar
 
@@ -10,27 +29,27 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8, UInt32
 
 from agalite import validation
 from agalite.envs import drawing
-from agalite.envs.base import World
+from agalite.envs.base import JaxEnvironment
 
 UP, DOWN, LEFT, RIGHT = range(4)
 
-CUE_BITS, PLACE_BITS, DISTRACTOR_BITS = 2, 8, 6
-FEATURES = CUE_BITS + PLACE_BITS + DISTRACTOR_BITS
+CUE_BITS, POSITION_BITS, DISTRACTOR_BITS = 2, 8, 6
+OBS_BITS = CUE_BITS + POSITION_BITS + DISTRACTOR_BITS
 
-_STEP, _CORRECT, _WRONG = -0.1, 4.0, -1.0
+_STEP_REWARD, _CORRECT_REWARD, _WRONG_REWARD = -0.1, 4.0, -1.0
 
-# One 32-bit word holds all the chance of a step: its low bits are the distractors, and where
-# an episode begins its top bit is the cue.
+# One random word serves a whole step: its low bits are the distractors and, at a reset, its top
+# bit is the cue.
 _CUE_SHIFT = 31
 
 
 @struct.dataclass
 class TMazeState(environment.EnvState):
     time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
-    place: Int[Array, ""]  # 0 (start) ... corridor - 1 (the junction)
-    cue: Int[Array, ""]  # the turn that pays: UP or DOWN
-    turned: Bool[Array, ""]  # the episode has ended with a turn ...
-    turn: Int[Array, ""]  # ... this one (UP or DOWN; means nothing before)
+    position: Int[Array, ""]  # 0 (start) to corridor - 1 (junction)
+    cue: Int[Array, ""]  # the correct turn: UP or DOWN
+    turned: Bool[Array, ""]  # whether the episode has ended with a turn
+    turn: Int[Array, ""]  # which one, UP or DOWN; 0 before
 
 
 @struct.dataclass
@@ -40,31 +59,26 @@ class TMazeParams(environment.EnvParams):
     distractors_at_start: bool = False
 
 
-class TMaze(World[TMazeState, TMazeParams]):
-    """obs (16,) float32 of zeros and ones; actions 0 up, 1 down, 2 left, 3 right.
+class TMaze(JaxEnvironment[TMazeState, TMazeParams]):
+    """T-Maze: obs (16,) float32 of zeros and ones; actions 0 up, 1 down, 2 left, 3 right.
 
-    Features 0-1 are the cue: 01 if up is right and 10 if down is, in the first observation of
-    an episode; 00 ever after. (Up is the left turn of one who comes along the corridor.)
-    Features 2-9 are the Gray code of the place, highest bit first. Features 10-15 are coin
-    tosses, made anew at every step; in the first observation they are zero, as in the code
-    published with the paper, unless `distractors_at_start` (the paper's text).
+    Left and right move by one position, up and down do nothing before the junction. At the
+    junction up or down ends the episode, and left and right do nothing. Other actions than 0 to 3
+    do nothing. `info["success"]` is 1.0 at the step of a correct turn and 0.0 at all others.
 
-    `corridor` counts the places: 0 is the start and corridor - 1 the junction, so the shortest
-    episode has `corridor` steps (corridor - 1 to the right and the turn), and 256 is the most
-    that eight bits can tell apart. Left and right move by one place and stop at the start; up
-    and down do nothing before the junction. At the junction up or down ends the episode, and
-    there is no way back: left and right do nothing there, as in the published task.
+    The corridor's length is a number in the parameters: one compiled program serves all lengths,
+    and `jax.vmap` may run over it.
 
-    The reward is -0.1 for every step that does not end the episode of itself, and for the turn
-    alone +4 or -1 (the paper: "-0.1 at each non-terminal timestep"). After `max_steps` steps
-    without a turn the episode is truncated. `info["success"]` is 1.0 at the step of a correct
-    turn and 0.0 at every other.
+    **Arguments:**
 
-    `corridor` is an ordinary number in the parameters: one compiled program serves all
-    lengths, and `jax.vmap` may run over it. An action outside 0..3 does nothing.
+    - `corridor`: positions from the start to the junction, both included, 2 to 256. The shortest
+      episode has `corridor` steps.
+    - `max_steps`: the episode is truncated after so many.
+    - `distractors_at_start`: whether the first observation has random distractors, as in the
+      paper's text; otherwise they are zero there, as in its code.
     """
 
-    frames_a_second: ClassVar[int] = 20
+    render_fps: ClassVar[int] = 20
 
     def __init__(
         self,
@@ -73,24 +87,24 @@ class TMaze(World[TMazeState, TMazeParams]):
         max_steps: int = 1000,
         distractors_at_start: bool = False,
     ) -> None:
-        validation.integer_between("corridor", corridor, 2, 2**PLACE_BITS)
-        validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
-        validation.boolean("distractors_at_start", distractors_at_start)
+        validation.check_integer_between("corridor", corridor, 2, 2**POSITION_BITS)
+        validation.check_integer_between("max_steps", max_steps, 1, 2**31 - 1)
+        validation.check_boolean("distractors_at_start", distractors_at_start)
         super().__init__(TMazeParams(int(max_steps), int(corridor), bool(distractors_at_start)))
 
     def reset_env(
         self, key: PRNGKeyArray, params: TMazeParams
     ) -> tuple[Float[Array, "16"], TMazeState]:
-        chance = jax.random.bits(key, dtype=jnp.uint32)
+        random_word = jax.random.bits(key, dtype=jnp.uint32)
         zero = jnp.int32(0)
         state = TMazeState(
             time=zero,
-            place=zero,
-            cue=(chance >> _CUE_SHIFT).astype(jnp.int32),
+            position=zero,
+            cue=(random_word >> _CUE_SHIFT).astype(jnp.int32),
             turned=jnp.bool_(False),
             turn=zero,
         )
-        return _observe(chance, state, params), state
+        return _observe(random_word, state, params), state
 
     def step_env(
         self,
@@ -100,22 +114,22 @@ class TMaze(World[TMazeState, TMazeParams]):
         params: TMazeParams,
     ) -> tuple[Float[Array, "16"], TMazeState, Float[Array, ""], Bool[Array, ""], dict[str, Array]]:
         action = jnp.asarray(action, jnp.int32)
-        junction = params.corridor - 1
-        here = state.place == junction
-        turned = here & ((action == UP) | (action == DOWN))
+        at_junction = state.position == params.corridor - 1
+        turned = at_junction & ((action == UP) | (action == DOWN))
         correct = turned & (action == state.cue)
-        stride = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
+        move = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
         state = TMazeState(
             time=state.time + 1,
-            place=jnp.where(here, state.place, jnp.maximum(state.place + stride, 0)),
+            position=jnp.where(at_junction, state.position, jnp.maximum(state.position + move, 0)),
             cue=state.cue,
             turned=turned,
             turn=jnp.where(turned, action, 0),
         )
-        reward = jnp.where(turned, jnp.where(correct, _CORRECT, _WRONG), _STEP)
+        turn_reward = jnp.where(correct, _CORRECT_REWARD, _WRONG_REWARD)
+        reward = jnp.where(turned, turn_reward, _STEP_REWARD).astype(jnp.float32)
         obs = _observe(jax.random.bits(key, dtype=jnp.uint32), state, params)
         info = {"success": correct.astype(jnp.float32)}
-        return obs, state, reward.astype(jnp.float32), turned, info
+        return obs, state, reward, turned, info
 
     def observe(
         self, key: PRNGKeyArray, state: TMazeState, action: Any, params: TMazeParams
@@ -137,70 +151,69 @@ class TMaze(World[TMazeState, TMazeParams]):
 
     def observation_space(self, params: TMazeParams | None = None) -> spaces.Box:
         del params
-        return spaces.Box(0.0, 1.0, (FEATURES,), jnp.float32)
+        return spaces.Box(0.0, 1.0, (OBS_BITS,), jnp.float32)
 
     def render(
         self, state: TMazeState, params: TMazeParams | None = None
     ) -> UInt8[Array, "96 320 3"]:
-        """The maze from above, however long, in the same width.
+        """The maze from above, in the same width for every length.
 
-        Green is the arm that pays and red the other. The two lamps at the start show the cue:
-        lit in the first observation, when the agent sees it, and dim afterwards, for us.
+        The correct arm is green and the other red. Two lamps at the start show the cue: bright at
+        the first step, when it is in the observation, and dim afterwards.
         """
-        return _picture(state, self.default_params if params is None else params)
+        return _draw(state, self.default_params if params is None else params)
 
 
 def _observe(
-    chance: UInt32[Array, ""], state: TMazeState, params: TMazeParams
+    random_word: UInt32[Array, ""], state: TMazeState, params: TMazeParams
 ) -> Float[Array, "16"]:
-    """All features as one word, then its bits, highest first."""
+    """The features as one word, then its bits, highest first."""
     first = state.time == 0
     cue = jnp.where(first, jnp.where(state.cue == UP, 0b01, 0b10), 0)
-    gray = state.place ^ (state.place >> 1)
-    coins = (chance & (2**DISTRACTOR_BITS - 1)).astype(jnp.int32)
-    coins = jnp.where(jnp.logical_not(first) | params.distractors_at_start, coins, 0)
-    word = (cue << (PLACE_BITS + DISTRACTOR_BITS)) | (gray << DISTRACTOR_BITS) | coins
-    shifts = jnp.arange(FEATURES - 1, -1, -1, dtype=jnp.int32)
+    gray_code = state.position ^ (state.position >> 1)
+    distractors = (random_word & (2**DISTRACTOR_BITS - 1)).astype(jnp.int32)
+    distractors = jnp.where(jnp.logical_not(first) | params.distractors_at_start, distractors, 0)
+    word = (cue << (POSITION_BITS + DISTRACTOR_BITS)) | (gray_code << DISTRACTOR_BITS) | distractors
+    shifts = jnp.arange(OBS_BITS - 1, -1, -1, dtype=jnp.int32)
     return ((word[None] >> shifts) & 1).astype(jnp.float32)
 
 
 _FLOOR, _WALL, _AGENT = (225, 225, 225), (40, 44, 52), (33, 102, 204)
-_PAYS, _COSTS = (60, 170, 90), (200, 80, 70)
-_LIT, _DIM, _OFF = (255, 200, 0), (150, 125, 50), (85, 88, 95)
+_CORRECT_ARM, _WRONG_ARM = (60, 170, 90), (200, 80, 70)
+_BRIGHT, _DIM, _OFF = (255, 200, 0), (150, 125, 50), (85, 88, 95)
 
 
-def _picture(state: TMazeState, params: TMazeParams) -> UInt8[Array, "96 320 3"]:
-    start, junction, middle, half = 48.0, 296.0, 48.0, 9.0
-    arms = jnp.asarray([18.0, 78.0], jnp.float32)  # the middles of the ends: UP's, DOWN's
+def _draw(state: TMazeState, params: TMazeParams) -> UInt8[Array, "96 320 3"]:
+    start, junction, middle, half = 48.0, 296.0, 48.0, 9.0  # pixels
+    arms = jnp.asarray([18.0, 78.0], jnp.float32)  # y of the ends of UP's and DOWN's arm
     cue_up = state.cue == UP
-    seen = state.time == 0
 
-    def colour(choose: Array, yes: tuple[int, int, int], no: tuple[int, int, int]) -> Array:
-        return jnp.where(choose, jnp.asarray(yes, jnp.uint8), jnp.asarray(no, jnp.uint8))
+    def choose(condition: Array, yes: tuple[int, int, int], no: tuple[int, int, int]) -> Array:
+        return jnp.where(condition, jnp.asarray(yes, jnp.uint8), jnp.asarray(no, jnp.uint8))
 
     frame = drawing.blank(96, 320, _WALL)
     frame = drawing.rectangle(frame, start - half, middle - half, junction, middle + half, _FLOOR)
     frame = drawing.rectangle(
         frame, junction - half, arms[0] - half, junction + half, arms[1] + half, _FLOOR
     )
-    lamp = colour(seen, _LIT, _DIM)
-    for arm, cued in ((UP, cue_up), (DOWN, jnp.logical_not(cue_up))):
+    lamp = choose(state.time == 0, _BRIGHT, _DIM)
+    for arm, correct in ((UP, cue_up), (DOWN, jnp.logical_not(cue_up))):
         frame = drawing.rectangle(
             frame,
             junction - half,
             arms[arm] - half,
             junction + half,
             arms[arm] + half,
-            colour(cued, _PAYS, _COSTS),
+            choose(correct, _CORRECT_ARM, _WRONG_ARM),
         )
         frame = drawing.circle(
             frame,
             20.0,
             middle + (-14.0 if arm == UP else 14.0),
             9.0,
-            jnp.where(cued, lamp, jnp.asarray(_OFF, jnp.uint8)),
+            jnp.where(correct, lamp, jnp.asarray(_OFF, jnp.uint8)),
         )
-    way = state.place.astype(jnp.float32) / (params.corridor - 1)
-    x = start + way * (junction - start)
+    fraction = state.position.astype(jnp.float32) / (params.corridor - 1)
+    x = start + fraction * (junction - start)
     y = jnp.where(state.turned, arms[state.turn], middle)
     return drawing.circle(frame, x, y, 7.0, _AGENT)

@@ -1,4 +1,4 @@
-"""Many copies of one world, stepping together: what a trainer drives."""
+"""`VectorEnv`: many copies of one JAX environment, stepped together inside compiled programs."""
 
 from typing import Any
 
@@ -9,30 +9,43 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite import validation
 
-# Of the environments that end together, this share of the batch begins again in one go.
+# Costly resets are done for blocks of num_envs / _BLOCKS environments at a time.
 _BLOCKS = 32
 
 
-class Vector:
-    """`count` copies of `env`, each beginning a new episode by itself when the old one ends.
+class VectorEnv:
+    """`num_envs` copies of a JAX environment, each with autoreset.
 
-    Equal, bit for bit, to `jax.vmap(env.step)` with `jax.random.split(key, count)`. The
-    difference is in the work: where beginning an episode is costly (`env.costly_reset`), only
-    the environments whose episode ended do it, a block of them at a time, instead of all of
-    them at every step.
+    Equal, bit for bit, to `jax.vmap(env.step)` with the keys `jax.random.split(key, num_envs)`.
+    Where a reset is costly (`env.costly_reset`), it is computed only for the environments whose
+    episode ended, in blocks, instead of for all of them at every step.
+
+    **Arguments:**
+
+    - `env`: a gymnax environment, for example `make("tmaze")`.
+    - `num_envs`: how many copies, B.
     """
 
-    def __init__(self, env: Environment, count: int) -> None:
-        validation.integer("count", count, minimum=1)
+    def __init__(self, env: Environment, num_envs: int) -> None:
+        validation.check_integer("num_envs", num_envs, minimum=1)
         if not isinstance(env, Environment):
             raise ValueError(f"env={env!r} must be a gymnax environment; make(name) makes one")
         self.env = env
-        self.count = count
-        self._amortise = bool(getattr(env, "costly_reset", False)) and count > 1
+        self.num_envs = num_envs
+        self._reset_in_blocks = bool(getattr(env, "costly_reset", False)) and num_envs > 1
 
     def reset(self, key: Array) -> tuple[PyTree[Shaped[Array, "B ..."]], Any]:
-        """key -> obs (B, ...), state."""
-        return jax.vmap(lambda k: self.env.reset(k))(jax.random.split(key, self.count))
+        """Start an episode in every environment.
+
+        **Arguments:**
+
+        - `key`: a PRNG key.
+
+        **Returns:**
+
+        `obs` (B, ...) and the batched `env_state`.
+        """
+        return jax.vmap(lambda k: self.env.reset(k))(jax.random.split(key, self.num_envs))
 
     def step(
         self, key: Array, state: Any, actions: PyTree[Shaped[Array, "B ..."]]
@@ -44,67 +57,81 @@ class Vector:
         Bool[Array, " B"],
         dict[str, Any],
     ]:
-        """actions (B, ...) -> obs (B, ...), state, reward, terminated and truncated (B,), info.
+        """Step every environment, and reset those whose episode ended.
 
-        Where an episode ended, `obs` is the first of the next one and
-        `info["final_observation"]` the last of the old one.
+        **Arguments:**
+
+        - `key`: a PRNG key.
+        - `state`: the batched `env_state` of the last `reset` or `step`.
+        - `actions`: (B, ...), one action per environment.
+
+        **Returns:**
+
+        `obs` (B, ...), `env_state`, `reward` (B,), `terminated` (B,), `truncated` (B,) and
+        `info`. Where an episode ended, `obs` is the first observation of the next episode and
+        `info["final_observation"]` the last one of the episode that ended.
         """
         for leaf in jax.tree.leaves(actions):
-            if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != self.count:
+            if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != self.num_envs:
                 raise ValueError(
-                    f"actions has shape {jnp.shape(leaf)}; expected ({self.count}, ...)"
+                    f"actions has shape {jnp.shape(leaf)}; expected ({self.num_envs}, ...)"
                 )
-        keys = jax.random.split(key, self.count)
-        if not self._amortise:
+        keys = jax.random.split(key, self.num_envs)
+        if not self._reset_in_blocks:
             return jax.vmap(lambda k, s, a: self.env.step(k, s, a))(keys, state, actions)
-        return self._step_amortised(keys, state, actions)
+        return self._step_and_reset_in_blocks(keys, state, actions)
 
-    def _step_amortised(self, keys: Array, state: Any, actions: Any) -> Any:
+    def _step_and_reset_in_blocks(self, keys: Array, state: Any, actions: Any) -> Any:
+        """What `jax.vmap(env.step)` computes, with the resets taken out of it."""
         env = self.env
         params = env.default_params
-        halves = jax.vmap(jax.random.split)(keys)  # as Environment.step splits its key
-        final, state, reward, terminated, info = jax.vmap(
+        step_and_reset = jax.vmap(jax.random.split)(keys)  # as gymnax's `step` splits its key
+        final_obs, state, reward, terminated, info = jax.vmap(
             lambda k, s, a: env.step_env(k, s, a, params)
-        )(halves[:, 0], state, actions)
+        )(step_and_reset[:, 0], state, actions)
         truncated = jax.vmap(lambda s: env.is_truncated(s, params))(state)
-        obs, state = self._begin_again(halves[:, 1], terminated | truncated, final, state, params)
+        done = terminated | truncated
+        obs, state = self._reset_where(done, step_and_reset[:, 1], final_obs, state, params)
         info = {
             **info,
             "terminated": terminated,
             "truncated": truncated,
-            "final_observation": final,
+            "final_observation": final_obs,
         }
         return obs, state, reward, terminated, truncated, info
 
-    def _begin_again(
-        self, keys: Array, done: Bool[Array, " B"], obs: Any, state: Any, params: Any
+    def _reset_where(
+        self, done: Bool[Array, " B"], keys: Array, obs: Any, state: Any, params: Any
     ) -> tuple[Any, Any]:
-        """obs and state, a fresh start where `done`; the work grows with how many those are."""
-        block = max(1, self.count // _BLOCKS)
-        # The rows that ended come first in `order`; rows past their number are left alone.
+        """`obs` and `state`, reset where `done`: a loop over blocks of the rows that are."""
+        env = self.env
+        block = max(1, self.num_envs // _BLOCKS)
+        # Rows to reset come first in `order`. The last block may reach past them, and past B.
         order = jnp.argsort(jnp.logical_not(done), stable=True)
-        padded = jnp.concatenate([order, jnp.full(block, self.count, order.dtype)])
-        total = jnp.sum(done)
+        padded = jnp.concatenate([order, jnp.full(block, self.num_envs, order.dtype)])
+        num_done = jnp.sum(done)
 
         def more(carry: tuple[Any, Any, Any]) -> Bool[Array, ""]:
-            return carry[0] < total
+            return carry[0] < num_done
 
-        def one_block(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        def reset_block(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             start, obs, state = carry
             rows = jax.lax.dynamic_slice_in_dim(padded, start, block)
-            fresh = jax.vmap(lambda k: env_reset(k, params))(keys[rows % self.count])
-            where = jnp.where(start + jnp.arange(block) < total, rows, self.count)
+            fresh = jax.vmap(lambda k: env.reset_env(k, params))(keys[rows % self.num_envs])
+            # An index of B is out of bounds, and its row is dropped.
+            target = jnp.where(start + jnp.arange(block) < num_done, rows, self.num_envs)
             obs, state = jax.tree.map(
-                lambda old, new: old.at[where].set(_merged(new), mode="drop"), (obs, state), fresh
+                lambda old, new: old.at[target].set(_merge_last_axes(new), mode="drop"),
+                (obs, state),
+                fresh,
             )
             return start + block, obs, state
 
-        env_reset = self.env.reset_env
-        flat = jax.tree.map(_merged, (obs, state))
-        _, *done_with = jax.lax.while_loop(more, one_block, (jnp.int32(0), *flat))
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), tuple(done_with), (obs, state))
+        flat = jax.tree.map(_merge_last_axes, (obs, state))
+        _, *after = jax.lax.while_loop(more, reset_block, (jnp.int32(0), *flat))
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), tuple(after), (obs, state))
 
 
-def _merged(x: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
-    """Pixels' last two axes as one: XLA copies rows of three bytes one by one."""
+def _merge_last_axes(x: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
+    """Images (B, h, w, c) as (B, h, w * c): XLA copies rows of three bytes one by one."""
     return x.reshape(*x.shape[:-2], -1) if x.ndim > 3 else x

@@ -1,1 +1,1 @@
-"""Our memory models inside other libraries' trainers; each in a module of its own."""
+"""The memory models in other libraries: flax.py makes them modules of Flax NNX and Linen."""

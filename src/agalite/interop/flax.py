@@ -1,4 +1,4 @@
-"""The memory models as Flax modules, of either of its interfaces.
+"""The memory models as Flax modules, for both of its interfaces.
 
     memory = NNXMemory("agalite", 16, rngs=nnx.Rngs(0), layers=2)      # flax.nnx
     state = memory.initial_state(batch=8)
@@ -6,13 +6,13 @@
     state, y = memory.step(state, x, reset)    # x (B, 16), reset (B,)        -> y (B, 128)
 
     memory = LinenMemory("agalite", {"layers": 2})                     # flax.linen
-    params = memory.init(key, None, xs, resets)        # None: a fresh start
+    params = memory.init(key, None, xs, resets)        # None: the initial state
     state, ys = memory.apply(params, None, xs, resets)
 
-The contract is the models' own (`agalite.memory.base`): `resets[t]` true begins an episode with
-input t, and a sequence gives the same numbers as its inputs one by one. Time comes first; without
-the axis B both take a single sequence. The numbers and the gradients are those of the Equinox model
-with the same weights: this only moves the weights to where Flax looks for them.
+The contract is that of the models (`agalite.memory.base`): `resets[t]` true begins an episode with
+input t, and a sequence gives the same outputs as its inputs one by one. Time is the first axis; the
+batch axis B may be left out. Outputs and gradients are those of the Equinox model with the same
+weights: the modules only hold the weights where Flax looks for them.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 
 from agalite import extras, validation
 from agalite.memory import Memory, make_memory
-from agalite.ops.state import copies
+from agalite.ops.resets import broadcast_state
 
 try:
     extras.require("agalite.interop.flax", ("flax",), "flax")
@@ -38,7 +38,15 @@ Weights = dict[str, Array]
 
 
 class NNXMemory(nnx.Module):
-    """A memory model whose weights are `nnx.Param`s, by name in `weights`."""
+    """A memory model as a `flax.nnx.Module`; its weights are `nnx.Param`s in the dict `weights`.
+
+    **Arguments:**
+
+    - `model`: a name that `agalite models` lists, or a `Memory`, whose weights are used.
+    - `input_size`: width of the inputs; only with a name.
+    - `rngs`: draws the weights; only with a name.
+    - `options`: those of `agalite.make_memory`; only with a name.
+    """
 
     def __init__(
         self,
@@ -48,39 +56,48 @@ class NNXMemory(nnx.Module):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> None:
-        """model: a name, and then input_size and options are those of `agalite.make_memory` and
-        rngs draws the weights; or a model that exists already, with its weights."""
         if isinstance(model, str):
             if input_size is None or rngs is None:
                 raise ValueError(f"NNXMemory({model!r}) needs input_size and rngs=nnx.Rngs(seed)")
             model = make_memory(model, input_size, key=rngs.params(), **options)
         elif input_size is not None or options:
             raise ValueError("the model is made already: it takes no input_size and no options")
-        weights, self._rest = _apart(model)
+        weights, self._rebuild = _split(model)
         self.weights = nnx.Dict({name: nnx.Param(value) for name, value in weights.items()})
 
     def to_equinox(self) -> Memory:
-        """The Equinox model with the weights as they are now."""
-        return self._rest({name: param[...] for name, param in self.weights.items()})
+        """The Equinox model with the current weights."""
+        return self._rebuild({name: param[...] for name, param in self.weights.items()})
 
     def initial_state(self, batch: int | None = None) -> Any:
-        """The state before the first input, of one sequence or of `batch` of them."""
+        """The state before the first input, of one sequence or of a batch of them."""
         return _initial_state(self.to_equinox(), batch)
 
     def __call__(
         self, state: Any, xs: Float[Array, "T *B input"], resets: Bool[Array, "T *B"] | None = None
     ) -> tuple[Any, Float[Array, "T *B output"]]:
-        """A sequence; state None is a fresh start. The gradient stops at the state."""
+        """Compute a sequence.
+
+        **Arguments:**
+
+        - `state`: of the memory; None is the initial state. The gradient stops at it.
+        - `xs`: (T, B, input) or (T, input).
+        - `resets`: (T, B) or (T,), true where an episode begins; None is nowhere.
+
+        **Returns:**
+
+        The state after the last input, and the outputs (T, B, output) or (T, output).
+        """
         return _scan(self.to_equinox(), state, xs, resets)
 
     def step(
         self, state: Any, x: Float[Array, "*B input"], reset: Bool[Array, "*B"] | None = None
     ) -> tuple[Any, Float[Array, "*B output"]]:
-        """One input of each sequence; state None is a fresh start."""
+        """Compute one input `x` (B, input) or (input,) of each sequence; otherwise as above."""
         return _step(self.to_equinox(), state, x, reset)
 
     def refresh(self, state: Any) -> Any:
-        """The same state for the weights as they are now (`Memory.refresh`): GTrXL's needs it."""
+        """The state for weights that have changed since (`Memory.refresh`): GTrXL needs it."""
         memory = self.to_equinox()
         own = jax.eval_shape(memory.initial_state)
         first, like = jax.tree.leaves(state)[:1], jax.tree.leaves(own)[:1]
@@ -89,10 +106,12 @@ class NNXMemory(nnx.Module):
 
 
 class LinenMemory(linen.Module):
-    """A memory model whose weights are parameters of Linen; its input size is that of the inputs.
+    """A memory model as a `flax.linen.Module`; its input size is that of the inputs.
 
-    model: a name that `agalite models` lists (`name` is Linen's own word). options: those of
-    `agalite.make_memory`.
+    **Arguments:**
+
+    - `model`: a name that `agalite models` lists (`name` is an argument of Linen's own).
+    - `options`: those of `agalite.make_memory`.
     """
 
     model: str
@@ -102,14 +121,25 @@ class LinenMemory(linen.Module):
     def __call__(
         self, state: Any, xs: Float[Array, "T *B input"], resets: Bool[Array, "T *B"] | None = None
     ) -> tuple[Any, Float[Array, "T *B output"]]:
-        """A sequence; state None is a fresh start. The gradient stops at the state."""
+        """Compute a sequence.
+
+        **Arguments:**
+
+        - `state`: of the memory; None is the initial state. The gradient stops at it.
+        - `xs`: (T, B, input) or (T, input).
+        - `resets`: (T, B) or (T,), true where an episode begins; None is nowhere.
+
+        **Returns:**
+
+        The state after the last input, and the outputs (T, B, output) or (T, output).
+        """
         return _scan(self._memory(xs), state, xs, resets)
 
     @linen.compact
     def step(
         self, state: Any, x: Float[Array, "*B input"], reset: Bool[Array, "*B"] | None = None
     ) -> tuple[Any, Float[Array, "*B output"]]:
-        """One input of each sequence; state None is a fresh start."""
+        """Compute one input `x` (B, input) or (input,) of each sequence; otherwise as above."""
         return _step(self._memory(x), state, x, reset)
 
     def _memory(self, xs: Array) -> Memory:
@@ -118,14 +148,15 @@ class LinenMemory(linen.Module):
         def make(key: Array) -> Memory:
             return make_memory(self.model, xs.shape[-1], key=key, **options)
 
-        _, rest = _apart(eqx.filter_eval_shape(make, jax.random.key(0)))
-        return rest(self.param("weights", lambda key: _apart(make(key))[0]))
+        _, rebuild = _split(eqx.filter_eval_shape(make, jax.random.key(0)))
+        return rebuild(self.param("weights", lambda key: _split(make(key))[0]))
 
 
-class _Rest:
-    """A model without its weights: called with them, by name, it is the model again.
+class _Rebuild:
+    """A model without its weights. Called with the weights, by name, it returns the model.
 
-    Compared and hashed by what it holds, so that Flax compiles a function of it once.
+    It is compared and hashed by the model's structure, so that Flax compiles a function of it
+    once.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -138,30 +169,30 @@ class _Rest:
         return jax.tree.unflatten(self.structure, [weights[name] for name in self.names])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rest) and self.structure == other.structure
+        return isinstance(other, _Rebuild) and self.structure == other.structure
 
     def __hash__(self) -> int:
         return hash(self.structure)
 
 
-def _apart(memory: Memory) -> tuple[Weights, Callable[[Mapping[str, Array]], Memory]]:
+def _split(memory: Memory) -> tuple[Weights, Callable[[Mapping[str, Array]], Memory]]:
     leaves = jax.tree.leaves(memory)
-    strange = [x for x in leaves if not jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
-    if strange:
+    others = [x for x in leaves if not jnp.issubdtype(getattr(x, "dtype", bool), jnp.inexact)]
+    if others:
         raise ValueError(
-            f"{type(memory).__name__} has a leaf {strange[0]!r}, which is no array of floats; "
+            f"{type(memory).__name__} has a leaf {others[0]!r}, which is no array of floats; "
             "Flax would train it: make it a static field"
         )
-    rest = _Rest(memory)
-    return dict(zip(rest.names, leaves, strict=True)), rest
+    rebuild = _Rebuild(memory)
+    return dict(zip(rebuild.names, leaves, strict=True)), rebuild
 
 
 def _initial_state(memory: Memory, batch: int | None) -> Any:
     state = memory.initial_state()
     if batch is None:
         return state
-    validation.integer("batch", batch, minimum=1)
-    return copies(state, batch)
+    validation.check_integer("batch", batch, minimum=1)
+    return broadcast_state(state, batch)
 
 
 def _scan(memory: Memory, state: Any, xs: Any, resets: Any) -> tuple[Any, Array]:

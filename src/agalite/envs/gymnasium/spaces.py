@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and the arrays a learner deals in: (B, ...) both ways, checked."""
+"""Conversion between Gymnasium's spaces and a learner's arrays (B, ...), with checks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,17 +10,18 @@ Batch = np.ndarray  # (B, ...)
 
 
 class Codec(NamedTuple):
-    """`space` is what the learner sees of one environment; `convert` does a batch of B."""
+    """`space` is that of one environment as the learner sees it; `convert` takes a batch of B."""
 
     space: gym.Space
     convert: Callable[[Any], Batch]
 
 
 def observations(space: gym.Space, name: str) -> Codec:
-    """How observations of `space`, in the environment `name`, become arrays.
+    """How observations of `space` become arrays.
 
-    Box: as it is, with its own dtype. Discrete(n): one-hot (n,). MultiDiscrete: the one-hots of
-    its entries, in order, end to end. MultiBinary: its zeros and ones. All but Box are float32.
+    A Box stays as it is, with its dtype. The others become float32: Discrete(n) a one-hot (n,),
+    MultiDiscrete the one-hots of its entries concatenated, MultiBinary its zeros and ones. `name`
+    is the environment's, for messages.
     """
     if isinstance(space, gym.spaces.Box) and 0 in space.shape:
         raise ValueError(
@@ -54,35 +55,35 @@ def observations(space: gym.Space, name: str) -> Codec:
     return Codec(_unit_box((width,)), one_hots)
 
 
-def actions(space: gym.Space, name: str, count: int) -> Codec:
-    """How `count` actions from a learner become actions of `space` in the environment `name`.
+def actions(space: gym.Space, name: str, num_envs: int) -> Codec:
+    """How a learner's actions (num_envs, ...) become actions of `space`.
 
-    Discrete and MultiDiscrete are counted from 0, whatever the environment's own start; a Box
-    must be finite. Values out of range are refused, never clipped.
+    Discrete and MultiDiscrete are counted from 0, whatever their `start`; a Box must be finite.
+    Values out of range raise a `ValueError` and are never clipped.
     """
     if isinstance(space, gym.spaces.Discrete):
         sizes, start = np.asarray(space.n), np.asarray(space.start)
-        seen: gym.Space = gym.spaces.Discrete(int(space.n))
+        learner_space: gym.Space = gym.spaces.Discrete(int(space.n))
     elif isinstance(space, gym.spaces.MultiDiscrete):
         sizes, start = space.nvec, space.start
-        seen = gym.spaces.MultiDiscrete(space.nvec, dtype=space.dtype.type)
+        learner_space = gym.spaces.MultiDiscrete(space.nvec, dtype=space.dtype.type)
     elif isinstance(space, gym.spaces.Box):
-        return Codec(space, _box_actions(space, name, count))
+        return Codec(space, _box_actions(space, name, num_envs))
     else:
         raise ValueError(_unsupported("action", space, name, "Box, Discrete, MultiDiscrete"))
 
-    def whole_numbers(batch: Any) -> Batch:
+    def integers(batch: Any) -> Batch:
         values = np.asarray(batch)
-        _same_shape(values, (count, *sizes.shape), name)
+        _check_action_shape(values, (num_envs, *sizes.shape), name)
         if not np.issubdtype(values.dtype, np.integer):
             raise ValueError(f"actions have dtype {values.dtype}; {name} wants whole numbers")
-        _inside(values, 0, sizes - 1, name)
+        _check_range(values, 0, sizes - 1, name)
         return (values.astype(np.int64) + start).astype(space.dtype)
 
-    return Codec(seen, whole_numbers)
+    return Codec(learner_space, integers)
 
 
-def _box_actions(space: gym.spaces.Box, name: str, count: int) -> Callable[[Any], Batch]:
+def _box_actions(space: gym.spaces.Box, name: str, num_envs: int) -> Callable[[Any], Batch]:
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(
             f"the action space of {name} is {space}, without limits; "
@@ -92,25 +93,25 @@ def _box_actions(space: gym.spaces.Box, name: str, count: int) -> Callable[[Any]
 
     def numbers(batch: Any) -> Batch:
         values = np.asarray(batch)
-        _same_shape(values, (count, *space.shape), name)
+        _check_action_shape(values, (num_envs, *space.shape), name)
         if not np.issubdtype(values.dtype, np.integer if whole else np.number):
             raise ValueError(f"actions have dtype {values.dtype}; {name} wants {space.dtype}")
-        # A learner's float32 may be a rounding error past a float64 bound: judge it at the
-        # coarser of the two precisions, then put it on the bound.
+        # A learner's float32 may exceed a float64 bound by a rounding error: compare at the
+        # coarser of the two precisions, then clip to the bound.
         coarse = values.dtype if np.issubdtype(values.dtype, np.floating) else space.dtype
-        _inside(values, space.low.astype(coarse), space.high.astype(coarse), name)
+        _check_range(values, space.low.astype(coarse), space.high.astype(coarse), name)
         return np.clip(values.astype(space.dtype), space.low, space.high)
 
     return numbers
 
 
-def _same_shape(values: np.ndarray, expected: tuple[int, ...], name: str) -> None:
+def _check_action_shape(values: np.ndarray, expected: tuple[int, ...], name: str) -> None:
     if values.shape != expected:
         raise ValueError(f"actions have shape {values.shape}; {name} wants {expected}")
 
 
-def _inside(values: np.ndarray, low: Any, high: Any, name: str) -> None:
-    bad = ~((values >= low) & (values <= high))  # so written, NaN is bad too
+def _check_range(values: np.ndarray, low: Any, high: Any, name: str) -> None:
+    bad = ~((values >= low) & (values <= high))  # true for NaN as well
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         least, most = (np.broadcast_to(x, values.shape)[where] for x in (low, high))
@@ -132,8 +133,8 @@ def _unsupported(kind: str, space: gym.Space, name: str, allowed: str) -> str:
 
 
 def describe(space: Any) -> str:
-    """A few words on a space of Gymnasium or gymnax, for people: `Box(84x84x3) uint8, 0 to 255`."""
-    # By name, since the two have the same ones and importing gymnax takes two seconds.
+    """A short text about a space of Gymnasium or gymnax: `Box(84x84x3) uint8, 0 to 255`."""
+    # By class name: both libraries use the same, and importing gymnax takes two seconds.
     kinds = {kind.__name__ for kind in type(space).__mro__}
     if "Box" in kinds:
         low, high = np.unique(np.asarray(space.low)), np.unique(np.asarray(space.high))

@@ -1,4 +1,9 @@
-"""Environments in processes of their own, which never outlive a failure or keep one waiting."""
+"""Gymnasium environments in processes of their own.
+
+`SubprocVectorEnv` is Gymnasium's `AsyncVectorEnv` with bounded waits: a worker that fails, dies
+or does not answer raises an `EnvError`, and no worker outlives it. `guarded` wraps each
+environment, in whatever process it runs, with checks of what it returns.
+"""
 
 import contextlib
 import faulthandler
@@ -20,21 +25,21 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-_PATIENCE = 5.0  # seconds that workers have to close before they are stopped
-_NICE = 5  # how far environments stand back from acting and learning
-_START_PATIENCE = 120.0  # seconds that they have at least to import and make what they need
+_CLOSE_TIMEOUT = 5.0  # seconds that workers have to close before they are stopped
+_START_TIMEOUT = 120.0  # seconds that they have at least to import and make what they need
+_NICENESS = 5  # workers yield the processor to acting and learning
 
-# Forking this process would copy the locks of JAX's threads but not the threads: a worker that
-# touches JAX, or anything else with threads, could wait for ever.
-_START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-class Fault(RuntimeError):
-    """An environment failed: it raised, died, took too long or gave what is no observation."""
+# Forking this process would copy the locks of JAX's threads but not the threads. A worker that
+# uses JAX, or anything else with threads, could then wait indefinitely.
+_START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-class Facts(NamedTuple):
-    """What must be known of an environment before there are any."""
+class EnvError(RuntimeError):
+    """An environment raised, died, took too long or returned an invalid observation or reward."""
+
+
+class EnvDescription(NamedTuple):
+    """What Gymnasium's vector environments need to know before any environment is made."""
 
     observation_space: gym.Space
     action_space: gym.Space
@@ -42,40 +47,45 @@ class Facts(NamedTuple):
     render_mode: str | None
 
     @classmethod
-    def of(cls, env: gym.Env) -> "Facts":
+    def of(cls, env: gym.Env) -> "EnvDescription":
         return cls(env.observation_space, env.action_space, dict(env.metadata), env.render_mode)
 
 
-class Workers(AsyncVectorEnv):
-    """Gymnasium's workers, which here never outlive a failure and never keep one waiting.
+class SubprocVectorEnv(AsyncVectorEnv):
+    """Gymnasium's `AsyncVectorEnv`, whose workers never outlive a failure.
 
-    `timeout` is how many seconds an environment may take for anything that it is asked for, None
-    for ever.
+    **Arguments:**
+
+    - `make`: makes one environment; it is sent to the workers.
+    - `num_envs`: how many, one process each.
+    - `name`: the environment's name, for messages.
+    - `description`: of the environment, so that none has to be made here.
+    - `timeout`: seconds that an environment may take to answer; None waits indefinitely.
     """
 
     def __init__(
         self,
         make: Callable[[], gym.Env],
-        count: int,
+        num_envs: int,
         name: str,
-        facts: Facts,
+        description: EnvDescription,
         timeout: float | None = None,
     ) -> None:
         self._name, self._timeout = name, timeout
         self._traces = tempfile.mkdtemp(prefix="agalite-workers-")
-        # Workers import what the script at hand does, mostly JAX and Gymnasium: once for all of
-        # them, in the process they are forked from, and neither starts threads when imported.
+        # Workers import what the main script does, mostly JAX and Gymnasium. The fork server does
+        # it once for all of them; neither starts threads when imported.
         multiprocessing.set_forkserver_preload(["jax", "gymnasium.vector"])
-        maker = _away(make, os.getpid(), facts, self._traces)
+        maker = _only_in_workers(make, os.getpid(), description, self._traces)
         try:
             super().__init__(
-                [maker] * count, context=_START, autoreset_mode=AutoresetMode.SAME_STEP
+                [maker] * num_envs, context=_START_METHOD, autoreset_mode=AutoresetMode.SAME_STEP
             )
         except (EOFError, ConnectionError) as error:
-            fate = self.fate()
+            reason = self.exit_reason()
             self.close(terminate=True)
-            raise Fault(
-                f"{name}: {fate} while starting; its own message is above. If that speaks of "
+            raise EnvError(
+                f"{name}: {reason} while starting; its own message is above. If that speaks of "
                 'bootstrapping, put the script\'s work under `if __name__ == "__main__":`'
             ) from error
         except BaseException:
@@ -83,58 +93,58 @@ class Workers(AsyncVectorEnv):
             raise
 
     def ready(self) -> bool:
-        """Whether all that was asked for is there, or will never be."""
+        """Whether every worker has answered, or has died."""
         return len(connection.wait(self.parent_pipes, 0)) == len(self.parent_pipes)
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
-        """Wait for all; say who kept us waiting."""
+        """Wait for all workers; raise an `EnvError` with the stack of one that is too late."""
         timeout = self._timeout if timeout is None else timeout
         if timeout is None:
             return True
         end = time.perf_counter() + timeout
         waiting = list(self.parent_pipes)
         while waiting:
-            # All at once: asking one after the other takes longer than many a step.
-            there = connection.wait(waiting, max(0.0, end - time.perf_counter()))
-            if not there:
+            # One call for all pipes: polling them one by one takes longer than many a step.
+            answered = connection.wait(waiting, max(0.0, end - time.perf_counter()))
+            if not answered:
                 late = self.parent_pipes.index(waiting[0])
-                where = self._whereabouts(late)
+                stack = self._stack_of(late)
                 self.close(terminate=True)
-                raise Fault(
+                raise EnvError(
                     f"environment {late} of {self._name} did not answer within {timeout:g} s; "
-                    f"it was here:\n\n{where}"
+                    f"it was here:\n\n{stack}"
                 )
-            waiting = [pipe for pipe in waiting if pipe not in there]
+            waiting = [pipe for pipe in waiting if pipe not in answered]
         return True
 
     def _check_spaces(self) -> None:
-        # The first question that a worker answers: it may have to import a lot before it can.
+        # The first message that a worker answers, after all its imports: it has longer for it.
         if self._timeout is not None:
             kind = (self.observation_mode, self.single_observation_space, self.single_action_space)
             for pipe in self.parent_pipes:
                 pipe.send(("_check_spaces", kind))
-            self._poll_pipe_envs(max(self._timeout, _START_PATIENCE))
+            self._poll_pipe_envs(max(self._timeout, _START_TIMEOUT))
             for pipe in self.parent_pipes:
                 pipe.recv()
         super()._check_spaces()
 
-    def _whereabouts(self, index: int) -> str:
+    def _stack_of(self, index: int) -> str:
         """The Python stack of a worker that does not answer."""
         process = self.processes[index]
         path = Path(self._traces) / str(process.pid)
         with contextlib.suppress(OSError, TypeError):
             os.kill(process.pid, signal.SIGUSR1)
-            patience = time.monotonic() + 1.0
-            while time.monotonic() < patience and not path.stat().st_size:
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline and not path.stat().st_size:
                 time.sleep(0.01)
             time.sleep(0.05)
-            return path.read_text() or "(it did not say)"
-        return "(it did not say)"
+            return path.read_text() or "(unknown)"
+        return "(unknown)"
 
-    def fate(self) -> str:
-        """Which worker died and how; to be asked when a connection broke."""
-        patience = time.monotonic() + 1.0
-        while time.monotonic() < patience:
+    def exit_reason(self) -> str:
+        """Which worker died and how, after a connection to one broke."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
             for index, process in enumerate(self.processes):
                 code = process.exitcode
                 if code is not None:
@@ -144,16 +154,16 @@ class Workers(AsyncVectorEnv):
         return "a worker process broke its connection"
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close if they are idle; stop those that do not."""
+        """Let idle workers close, then terminate those that are left."""
         processes = getattr(self, "processes", [])
         pipes = [pipe for pipe in getattr(self, "parent_pipes", []) if pipe is not None]
         if not terminate and getattr(self, "_state", None) == AsyncState.DEFAULT:
             for pipe in pipes:
                 with contextlib.suppress(OSError):
                     pipe.send(("close", None))
-            patience = time.monotonic() + (_PATIENCE if timeout is None else timeout)
+            deadline = time.monotonic() + (_CLOSE_TIMEOUT if timeout is None else timeout)
             for process in processes:
-                process.join(max(0.0, patience - time.monotonic()))
+                process.join(max(0.0, deadline - time.monotonic()))
         for stop in ("terminate", "kill"):
             alive = [process for process in processes if process.is_alive()]
             for process in alive:
@@ -165,41 +175,46 @@ class Workers(AsyncVectorEnv):
         shutil.rmtree(self._traces, ignore_errors=True)
 
     def _raise_if_errors(self, successes: list[bool] | tuple[bool, ...]) -> None:
-        """Gymnasium waits here without end for messages that a dying worker need not send."""
+        """Raise the first worker's error. Gymnasium's own waits for it without a limit."""
         if all(successes):
             return
         try:
-            index, _, value, trace = self.error_queue.get(timeout=_PATIENCE)
+            index, _, value, trace = self.error_queue.get(timeout=_CLOSE_TIMEOUT)
         except queue.Empty:
             index = list(successes).index(False)
             value, trace = "it left no message", ""
         self.close(terminate=True)
-        raise Fault(f"environment {index} of {self._name} failed: {value}\n\n{trace}")
+        raise EnvError(f"environment {index} of {self._name} failed: {value}\n\n{trace}")
 
 
-def _away(
-    build: Callable[[], gym.Env], home: int, facts: Facts, traces: str
+def _only_in_workers(
+    build: Callable[[], gym.Env], main_process: int, description: EnvDescription, traces: str
 ) -> Callable[[], gym.Env]:
-    """`build` for the workers; in the process that only wants to know the spaces, a stand-in.
+    """`build` in the workers; in the main process, which reads the spaces only, a stand-in.
 
-    Like `guarded`, sent to the workers whole.
+    Like `guarded`, it is pickled by value, so that workers need not import agalite.
     """
-    spaces = facts.observation_space, facts.action_space, dict(facts.metadata), facts.render_mode
+    spaces = (
+        description.observation_space,
+        description.action_space,
+        dict(description.metadata),
+        description.render_mode,
+    )
 
     class StandIn(gym.Env):
         observation_space, action_space, metadata, render_mode = spaces
 
     def make() -> gym.Env:
-        if os.getpid() == home:
+        if os.getpid() == main_process:
             return StandIn()
-        # Ctrl-C goes to every process of a terminal; the parent ends its workers itself.
+        # Ctrl-C reaches every process of a terminal; the main process ends its workers itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Whoever acts for all of them must not queue for a core behind one of them, nor lose its
-        # own core to the first that it wakes before the others have their actions.
-        os.nice(_NICE)
+        # The process that acts for all environments must not wait for a core behind one of them,
+        # nor be preempted by the first it wakes before it has sent the others their actions.
+        os.nice(_NICENESS)
         if hasattr(os, "SCHED_BATCH"):  # Linux
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        file = open(os.path.join(traces, str(os.getpid())), "w")  # noqa: SIM115 - for ever
+        file = open(os.path.join(traces, str(os.getpid())), "w")  # noqa: SIM115 - stays open
         faulthandler.register(signal.SIGUSR1, file=file)
         return build()
 
@@ -207,14 +222,14 @@ def _away(
 
 
 def guarded(make: Callable[[], gym.Env], name: str) -> Callable[[], gym.Env]:
-    """`make`, with what every environment must do, in whatever process it runs.
+    """`make` with checks of what the environment returns.
 
-    All of it is defined inside the function, so that it is sent to the workers whole and none
-    of them needs to import agalite, and with it JAX.
+    Everything is defined inside the function, so that it is pickled by value and no worker has
+    to import agalite, and with it JAX.
     """
 
     class Guard(gym.Wrapper):
-        """Observations are the caller's to keep, infos are numbers, errors can be sent."""
+        """Copies and checks observations, keeps the numbers of infos, makes errors picklable."""
 
         def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
             obs, info = attempt(self.env.reset, seed=seed, options=options)
@@ -234,8 +249,8 @@ def guarded(make: Callable[[], gym.Env], name: str) -> Callable[[], gym.Env]:
             )
 
         def checked(self, obs: Any) -> np.ndarray:
-            # An environment may write each observation into the same array: the last one must
-            # survive the reset that follows it.
+            # A copy: an environment may write each observation into the same array, and the
+            # final one must outlast the reset that follows it.
             obs, expected = np.copy(obs), self.env.observation_space.shape
             if obs.shape != expected:
                 raise RuntimeError(
@@ -252,7 +267,7 @@ def guarded(make: Callable[[], gym.Env], name: str) -> Callable[[], gym.Env]:
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            # Its own type may be one that cannot be pickled.
+            # The error's own type may not be picklable.
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from error
 
     def only_numbers(info: dict[str, Any]) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""Our worlds as Gymnasium environments, for trainers written against Gymnasium.
+"""Ours in Gymnasium: a JAX environment as a `gymnasium.Env`.
 
     import agalite.envs
     env = gymnasium.make("agalite/TMaze-v0", corridor=10)
 
-One environment at a time, one compiled call a step. A JAX trainer has no use for this: it
-takes the world itself, thousands at once (`agalite.envs.vector`).
+One environment at a time, one compiled call per step, for trainers written against Gymnasium. A
+JAX trainer takes the JAX environment itself (`agalite.envs.vector.VectorEnv`).
 """
 
 import copy
@@ -26,102 +26,88 @@ from gymnax.environments import spaces
 from jaxtyping import Array, UInt8, UInt32
 
 from agalite import validation
-from agalite.envs.base import World
-
-_WORLDS = {
-    "agalite/TMaze-v0": "agalite.envs.tmaze:TMaze",
-    "agalite/MaskedCartPole-v0": "agalite.envs.cartpole:MaskedCartPole",
-    "agalite/NoisyMaskedCartPole-v0": "agalite.envs.cartpole:NoisyMaskedCartPole",
-    "agalite/MysteryPathGrid-v0": "agalite.envs.mystery_path.env:MysteryPathGrid",
-    "agalite/MysteryPath-v0": "agalite.envs.mystery_path.env:MysteryPath",
-}
+from agalite.envs.base import JaxEnvironment
 
 
-def register() -> None:
-    """Make the worlds known to `gymnasium.make`; again and again does no harm."""
-    for name, world in _WORLDS.items():
-        if name not in gymnasium.registry:
-            gymnasium.register(name, f"{__name__}:WorldEnv", kwargs={"world": world})
-    for size in (9, 11, 13, 15):
-        name = f"agalite/MemoryMaze-{size}x{size}-v0"
-        if name not in gymnasium.registry:
-            maze = "agalite.envs.memory_maze.env:MemoryMaze"
-            gymnasium.register(name, maze, kwargs={"size": size})
+class GymnasiumWrapper(gymnasium.Env[Any, Any]):
+    """A JAX environment as a `gymnasium.Env`.
 
+    Observations are NumPy arrays that the caller may write into, rewards are floats, and `info`
+    holds Python numbers. There is no autoreset: after the end of an episode `reset` is due.
+    `reset(seed=...)` determines this episode and all that follow.
 
-class WorldEnv(gymnasium.Env[Any, Any]):
-    """A `gymnasium.Env` around a world, or around what "module:Class" makes of `options`.
-
-    Observations are NumPy arrays, yours to write into; rewards are floats; info holds Python
-    numbers. An episode that ends waits for `reset`. The time limit is the world's and ends an
-    episode with truncated; `timeout_terminates=True` says terminated instead, as Memory Gym
-    does.
-
-    `reset(seed=...)` fixes this episode and all that follow. `reset(options={...})` takes the
-    world's own options, for one episode: `env.reset(options={"corridor": 20})`. They may not
-    change the spaces, and need a world that was given by name.
-
-    Workers of `AsyncVectorEnv` must not be forked, since JAX does not survive it: give it
+    Workers of `AsyncVectorEnv` must not be forked, since JAX does not survive it: pass
     `context="spawn"`.
+
+    **Arguments:**
+
+    - `env`: a `JaxEnvironment`, or its class as "module:Class", which is made with `options`.
+    - `render_mode`: None or "rgb_array".
+    - `timeout_terminates`: report the time limit as terminated instead of truncated, as Memory
+      Gym does.
+    - `options`: of the environment's class, if `env` is a name. `reset(options={...})` changes
+      them for one episode, as in `env.reset(options={"corridor": 20})`; the spaces must stay the
+      same.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(
         self,
-        world: World[Any, Any] | str,
+        env: JaxEnvironment[Any, Any] | str,
         *,
         render_mode: str | None = None,
         timeout_terminates: bool = False,
         **options: Any,
     ) -> None:
         if render_mode is not None:
-            validation.one_of("render_mode", render_mode, self.metadata["render_modes"])
-        validation.boolean("timeout_terminates", timeout_terminates)
-        if isinstance(world, str):
-            self._maker: Callable[..., World[Any, Any]] | None = _load(world)
-            world = _made(self._maker, "option", options)
+            validation.check_one_of("render_mode", render_mode, self.metadata["render_modes"])
+        validation.check_boolean("timeout_terminates", timeout_terminates)
+        self._env_class: Callable[..., JaxEnvironment[Any, Any]] | None = None
+        if isinstance(env, str):
+            self._env_class = _load(env)
+            env = _make(self._env_class, "option", options)
         elif options:
             names = ", ".join(sorted(options))
-            raise ValueError(f"options {names} belong to the world, which is made already")
-        else:
-            self._maker = None
+            raise ValueError(f"options {names} belong to the environment, which is made already")
+        self.jax_env = env
         self._options = options
         self._timeout_terminates = timeout_terminates
-        self.world = world
-        self._kept: Any = None  # the key and the state, packed; None before the first reset
+        self._carry: Any = None  # the key and the state, packed; None before the first reset
         self._ended = self._closed = False
-        self._own: tuple[_Programs, Any] | None = None
+        self._default_programs: tuple[_Programs, Any] | None = None
         self.render_mode = render_mode
-        self.observation_space = _observation_space(world)
-        self.action_space = _action_space(world)
-        # A dict of its own: Gymnasium's vector environments write into it.
-        speed = getattr(world, "frames_a_second", self.metadata["render_fps"])
-        self.metadata = {**self.metadata, "render_fps": speed}
+        self.observation_space = _observation_space(env)
+        self.action_space = _action_space(env)
+        # A copy: Gymnasium's vector environments write into it.
+        fps = getattr(env, "render_fps", self.metadata["render_fps"])
+        self.metadata = {**self.metadata, "render_fps": fps}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         _refuse_fork()
         if not isinstance(options, dict | None):
-            raise ValueError(f"options={options!r} must be a dict of the world's options, or None")
+            raise ValueError(
+                f"options={options!r} must be a dict of the environment's options, or None"
+            )
         super().reset(seed=seed)
         if options:
-            self._programs, self._params = _ready(self._other_world(options))
+            self._programs, self._params = _prepare(self._with_options(options))
         else:
-            self._own = self._own or _ready(self.world)
-            self._programs, self._params = self._own
+            self._default_programs = self._default_programs or _prepare(self.jax_env)
+            self._programs, self._params = self._default_programs
         key = self.np_random.integers(2**32, size=2, dtype=np.uint32)
-        self._kept, obs = self._programs.begin(key, self._params)
+        self._carry, obs = self._programs.reset(key, self._params)
         self._ended = self._closed = False
         return np.array(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._require_begun("step()")
+        self._require_reset("step()")
         if self._ended:
             raise ResetNeeded("step() after the end of an episode: call env.reset() to begin again")
-        action = _checked(action, self.action_space)
-        self._kept, obs, rest = self._programs.step(self._kept, action, self._params)
+        action = _check_action(action, self.action_space)
+        self._carry, obs, rest = self._programs.step(self._carry, action, self._params)
         reward, terminated, truncated, info = self._programs.rest.from_host(np.asarray(rest))
         self._ended = terminated or truncated
         if self._timeout_terminates:
@@ -133,48 +119,49 @@ class WorldEnv(gymnasium.Env[Any, Any]):
         if self.render_mode is None:
             gymnasium.logger.warn('render() without a render_mode; make(..., "rgb_array") has one')
             return None
-        self._require_begun("render()")
-        return np.array(self._programs.picture(self._kept, self._params))
+        self._require_reset("render()")
+        return np.array(self._programs.render(self._carry, self._params))
 
     @property
     def state(self) -> Any:
-        """The world's state, as NumPy arrays: to look at, not to change."""
-        self._require_begun("state")
-        return self._programs.kept.from_host(np.asarray(self._kept))[1]
+        """A copy of the environment's state as NumPy arrays."""
+        self._require_reset("state")
+        return self._programs.carry.from_host(np.asarray(self._carry))[1]
 
     def close(self) -> None:
-        """Lets go of the episode; `reset` would begin another. Again and again does no harm."""
-        self._kept, self._closed = None, True
+        """Drop the episode. `reset` may start another; a second call does nothing."""
+        self._carry, self._closed = None, True
 
-    def _require_begun(self, what: str) -> None:
+    def _require_reset(self, what: str) -> None:
         if self._closed:
             raise ClosedEnvironmentError(
                 f"{what} after close(): call env.reset() to begin again, or make another"
             )
-        if self._kept is None:
+        if self._carry is None:
             raise ResetNeeded(f"{what} before the first reset(): call env.reset() to begin")
 
-    def _other_world(self, options: dict[str, Any]) -> World[Any, Any]:
-        if self._maker is None:
+    def _with_options(self, options: dict[str, Any]) -> JaxEnvironment[Any, Any]:
+        """The environment with other options and the same spaces."""
+        if self._env_class is None:
             raise ValueError(
-                f"reset(options={options!r}): this world was made before it came here; only one "
+                f"reset(options={options!r}): this environment was given as an object; only one "
                 'given by name, as in gymnasium.make("agalite/TMaze-v0"), takes other options'
             )
-        world = _made(self._maker, "reset option", {**self._options, **options})
+        env = _make(self._env_class, "reset option", {**self._options, **options})
         for mine, other in (
-            (self.observation_space, _observation_space(world)),
-            (self.action_space, _action_space(world)),
+            (self.observation_space, _observation_space(env)),
+            (self.action_space, _action_space(env)),
         ):
             if mine != other:
                 raise ValueError(f"reset(options={options!r}) would change {mine} to {other}")
-        return world
+        return env
 
 
 class _Packing:
     """A pytree of arrays as one array of bytes, and back, on the device and on the host.
 
-    What a call costs from Python grows with the number of arrays that go in and come out; at
-    this size it is nearly all of the cost.
+    The cost of a compiled call from Python grows with the number of arrays that go in and come
+    out. For environments of this size that is nearly all of the cost.
     """
 
     def __init__(self, like: Any) -> None:
@@ -208,7 +195,7 @@ class _Packing:
         return jax.tree.unflatten(self._structure, leaves)
 
     def from_host(self, packed: np.ndarray[Any, Any]) -> Any:
-        """Numbers become Python's; arrays are copies."""
+        """The pytree with Python numbers for scalars, and copies of the arrays."""
         leaves = []
         for start, end, shape, dtype in self._leaves:
             value = packed[start:end].view(dtype)
@@ -217,108 +204,108 @@ class _Packing:
 
 
 class _Programs(NamedTuple):
-    """What a world compiles to. Observations go alone: pixels would be dear to pack."""
+    """The compiled functions of an environment. Observations are not packed: images are large."""
 
-    begin: Callable[..., Any]  # key, params -> kept, obs
-    step: Callable[..., Any]  # kept, action, params -> kept, obs, rest
-    picture: Callable[..., Any]  # kept, params -> frame
-    kept: _Packing  # key, state
+    reset: Callable[..., Any]  # key, params -> carry, obs
+    step: Callable[..., Any]  # carry, action, params -> carry, obs, rest
+    render: Callable[..., Any]  # carry, params -> frame
+    carry: _Packing  # key, state
     rest: _Packing  # reward, terminated, truncated, info
 
 
-_KNOWN: dict[Any, _Programs] = {}
+_CACHE: dict[Any, _Programs] = {}
 
 
-def _programs(world: World[Any, Any]) -> _Programs:
-    """Worlds of one class share their programs unless they differ in more than numbers.
+def _programs(env: JaxEnvironment[Any, Any]) -> _Programs:
+    """The programs of `env`, shared with environments that differ in their parameters only.
 
-    gymnax's own `step` is compiled again for every object. Here `params` is an argument, and
-    what else a world keeps must be equal, byte for byte, for the program to serve it; if that
-    cannot be told, the world has its own.
+    gymnax's own `step` is compiled again for every object. Here `params` is an argument, and all
+    other attributes must be equal, compared by their pickles, for the programs to be shared. An
+    environment that cannot be pickled has its own.
     """
-    params = world.default_params
-    rest = {name: value for name, value in vars(world).items() if name != "_params"}
+    params = env.default_params
+    rest = {name: value for name, value in vars(env).items() if name != "_params"}
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(params))
     try:
         digest = hashlib.sha256(pickle.dumps(rest)).digest()
     except (pickle.PicklingError, AttributeError, TypeError):
-        return _compile(world)
-    known = (type(world), jax.tree.structure(params), shapes, digest)
-    if known not in _KNOWN:
-        _KNOWN[known] = _compile(world)
-    return _KNOWN[known]
+        return _compile(env)
+    cache_key = (type(env), jax.tree.structure(params), shapes, digest)
+    if cache_key not in _CACHE:
+        _CACHE[cache_key] = _compile(env)
+    return _CACHE[cache_key]
 
 
-def _compile(world: World[Any, Any]) -> _Programs:
-    params = world.default_params
-    # Without options of its own: reading them anywhere but in `params`, where they may be
-    # another's, is a mistake that must not pass.
-    world = copy.copy(world)
-    del world._params
+def _compile(env: JaxEnvironment[Any, Any]) -> _Programs:
+    params = env.default_params
+    # Without its own parameters: to read them anywhere but in the argument `params`, which may
+    # be those of another object, is an error.
+    env = copy.copy(env)
+    del env._params
 
     def key_of(data: UInt32[Array, "2"]) -> Array:
         return jax.random.wrap_key_data(data, impl="threefry2x32")
 
-    def begin(data: Any, params: Any) -> Any:
-        later, now = jax.random.split(key_of(data))
-        obs, state = world.reset_env(now, params)
-        return (jax.random.key_data(later), state), obs
+    def reset(data: Any, params: Any) -> Any:
+        next_key, reset_key = jax.random.split(key_of(data))
+        obs, state = env.reset_env(reset_key, params)
+        return (jax.random.key_data(next_key), state), obs
 
-    def step(kept: Any, action: Any, params: Any) -> Any:
-        data, state = kept
-        later, now = jax.random.split(key_of(data))
-        obs, state, reward, terminated, info = world.step_env(now, state, action, params)
-        rest = (reward, terminated, world.is_truncated(state, params), info)
-        return (jax.random.key_data(later), state), obs, rest
+    def step(carry: Any, action: Any, params: Any) -> Any:
+        data, state = carry
+        next_key, step_key = jax.random.split(key_of(data))
+        obs, state, reward, terminated, info = env.step_env(step_key, state, action, params)
+        rest = (reward, terminated, env.is_truncated(state, params), info)
+        return (jax.random.key_data(next_key), state), obs, rest
 
-    start, _ = jax.eval_shape(begin, jax.ShapeDtypeStruct((2,), jnp.uint32), params)
-    action = jax.ShapeDtypeStruct(world.action_space(params).shape, jnp.int32)
+    start, _ = jax.eval_shape(reset, jax.ShapeDtypeStruct((2,), jnp.uint32), params)
+    action = jax.ShapeDtypeStruct(env.action_space(params).shape, jnp.int32)
     after, _, result = jax.eval_shape(step, start, action, params)
-    if not _alike(start, after):
-        raise ValueError(f"{world.name} begins with the state {start[1]} and steps to {after[1]}")
-    kept, rest = _Packing(start), _Packing(result)
+    if not _same_arrays(start, after):
+        raise ValueError(f"{env.name} begins with the state {start[1]} and steps to {after[1]}")
+    carry_packing, rest_packing = _Packing(start), _Packing(result)
 
     @jax.jit
-    def packed_begin(data: Any, params: Any) -> Any:
-        state, obs = begin(data, params)
-        return kept.pack(state), obs
+    def packed_reset(data: Any, params: Any) -> Any:
+        carry, obs = reset(data, params)
+        return carry_packing.pack(carry), obs
 
     @jax.jit
     def packed_step(packed: Any, action: Any, params: Any) -> Any:
-        state, obs, result = step(kept.unpack(packed), action, params)
-        return kept.pack(state), obs, rest.pack(result)
+        carry, obs, rest = step(carry_packing.unpack(packed), action, params)
+        return carry_packing.pack(carry), obs, rest_packing.pack(rest)
 
     @jax.jit
-    def picture(packed: Any, params: Any) -> Any:
-        return world.render(kept.unpack(packed)[1], params)
+    def render(packed: Any, params: Any) -> Any:
+        return env.render(carry_packing.unpack(packed)[1], params)
 
-    return _Programs(packed_begin, packed_step, picture, kept, rest)
+    return _Programs(packed_reset, packed_step, render, carry_packing, rest_packing)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _same_arrays(one: Any, other: Any) -> bool:
     def leaves(tree: Any) -> list[Any]:
         return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
     return leaves(one) == leaves(other)
 
 
-def _load(place: str) -> Callable[..., World[Any, Any]]:
-    module, _, name = place.partition(":")
+def _load(entry_point: str) -> Callable[..., JaxEnvironment[Any, Any]]:
+    module, _, name = entry_point.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def _made(
-    maker: Callable[..., World[Any, Any]], what: str, options: dict[str, Any]
-) -> World[Any, Any]:
+def _make(
+    env_class: Callable[..., JaxEnvironment[Any, Any]], what: str, options: dict[str, Any]
+) -> JaxEnvironment[Any, Any]:
     for name in options:
-        validation.one_of(what, name, inspect.signature(maker).parameters)
-    return maker(**options)
+        validation.check_one_of(what, name, inspect.signature(env_class).parameters)
+    return env_class(**options)
 
 
-def _observation_space(world: World[Any, Any]) -> gymnasium.Space[Any]:
-    space = world.observation_space(world.default_params)
+def _observation_space(env: JaxEnvironment[Any, Any]) -> gymnasium.Space[Any]:
+    space = env.observation_space(env.default_params)
     if not isinstance(space, spaces.Box):
-        raise ValueError(f"{world.name} observes {space!r}; only a Box can be passed on")
+        raise ValueError(f"{env.name} observes {space!r}; only a Box can be passed on")
     dtype = np.dtype(space.dtype)
     low, high = (
         np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
@@ -326,42 +313,44 @@ def _observation_space(world: World[Any, Any]) -> gymnasium.Space[Any]:
     return gymnasium.spaces.Box(low, high, tuple(space.shape), dtype.type)
 
 
-def _action_space(world: World[Any, Any]) -> gymnasium.Space[Any]:
-    """Whole numbers are int64, whatever the world computes with: what trainers' argmax gives."""
-    space = world.action_space(world.default_params)
+def _action_space(env: JaxEnvironment[Any, Any]) -> gymnasium.Space[Any]:
+    """Integers are int64, whatever the environment computes with: what trainers' argmax gives."""
+    space = env.action_space(env.default_params)
     if isinstance(space, spaces.Discrete):
         return gymnasium.spaces.Discrete(space.n)
-    whole = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
-    if whole and len(space.shape) == 1 and not np.any(space.low):
+    integers = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
+    if integers and len(space.shape) == 1 and not np.any(space.low):
         return gymnasium.spaces.MultiDiscrete(np.broadcast_to(space.high, space.shape) + 1)
-    raise ValueError(f"{world.name} acts in {space!r}; only whole numbers from 0 can be passed on")
+    raise ValueError(f"{env.name} acts in {space!r}; only whole numbers from 0 can be passed on")
 
 
-def _checked(action: Any, space: Any) -> Any:
-    """`action` as int32, or an error, before anything is computed."""
+def _check_action(action: Any, space: Any) -> Any:
+    """`action` as int32. An invalid one raises before anything is computed."""
     value = np.asarray(action)
-    whole = value.dtype.kind in "iu" and value.shape == space.shape
+    fits = value.dtype.kind in "iu" and value.shape == space.shape
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        if not whole or np.any(value < 0) or np.any(value >= space.nvec):
+        if not fits or np.any(value < 0) or np.any(value >= space.nvec):
             most = (space.nvec - 1).tolist()
             raise ValueError(f"action={action!r} must be {len(most)} whole numbers, 0 to {most}")
         return value.astype(np.int32)
-    if not whole or not 0 <= (number := value.item()) < space.n:
+    if not fits or not 0 <= (number := value.item()) < space.n:
         raise ValueError(f"action={action!r} must be a whole number from 0 to {space.n - 1}")
     return np.int32(number)
 
 
-def _ready(world: World[Any, Any]) -> tuple[_Programs, Any]:
-    """The world's programs and its parameters: on the CPU, where JAX has it, so that all that
-    meets them is computed there."""
+def _prepare(env: JaxEnvironment[Any, Any]) -> tuple[_Programs, Any]:
+    """The programs and the parameters of `env`.
+
+    The parameters are on the CPU, where JAX has one, so that everything is computed there.
+    """
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         host = None
-    return _programs(world), jax.device_put(world.default_params, host)
+    return _programs(env), jax.device_put(env.default_params, host)
 
 
-# JAX runs from the moment gymnax is imported, which has happened above.
+# gymnax, imported above, starts JAX: from here on this process must not be forked.
 _PROCESS = os.getpid()
 
 

@@ -1,14 +1,14 @@
-"""Memory Maze (Pasukonis et al., 2022): find the object of the colour that is asked for, again and
-again, in a maze seen from within. Who remembers where things are finds them sooner.
+"""Memory Maze (Pasukonis et al., 2022): find the object of the requested colour, again and again.
 
-It is the `memory-maze` package's, simulated by MuJoCo on the host; `memory_maze_engine` says what
-is done to make it fast.
+The maze is seen from within, so an agent that remembers where objects are finds them sooner. The
+task is that of the `memory-maze` package, simulated by MuJoCo on the host; engine.py says what is
+done to make it faster.
 
     gymnasium.make("agalite/MemoryMaze-9x9-v0")
-    agalite.envs.make("memory-maze-9x9", count=8, seed=0, asynchronous=True)
+    agalite.envs.make("memory-maze-9x9", num_envs=8, seed=0, asynchronous=True)
 
-An episode never ends by itself: the package stops it after 1000 to 4000 steps with a discount of 1
-and calls that a time limit, so here it is truncated, and what would have come after counts.
+Episodes are never terminated. The package stops them after 1000 to 4000 steps with a discount of 1
+and calls that a time limit, so they are truncated here.
 """
 
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ from agalite.envs.memory_maze import headless
 
 
 class Size(NamedTuple):
-    """What belongs to a size of the maze. The scores are mean returns as the package's authors
-    publish them: of a person, and of an agent that is shown the shortest way (`oracle`)."""
+    """A size of the maze. The scores are mean returns published by the package's authors."""
 
     objects: int
     max_steps: int
     human: float
+    """Score of a person."""
     oracle: float
+    """Score of an agent trained with the shortest way drawn into its observation."""
 
 
 SIZES = {
@@ -40,25 +41,32 @@ SIZES = {
 }
 ACTIONS = ("wait", "forward", "left", "right", "forward and left", "forward and right")
 
-_SIDE = 64  # pixels of an observation
-_PICTURE = 192  # and of each half of what `render` draws
+_OBS_SIDE = 64  # pixels of an observation
+_RENDER_SIDE = 192  # pixels of each half of a rendered frame
 _BORDER = 4
 
 
 class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
-    """obs (64, 64, 3) uint8, the border in the colour that is asked for; 6 `ACTIONS`; reward 1 for
-    each object found.
+    """Memory Maze: obs (64, 64, 3) uint8; 6 `ACTIONS`; reward 1 for each object found.
 
-    size: 9, 11, 13 or 15 cells a side. max_steps: truncate after so many, if the package's own
-    limit (`SIZES`) is too long. oracle: draw a map with the shortest way to the object into the
-    observation, as in the package's Oracle variant: its score is what memory could reach at best.
-    good_visibility: low walls and raised objects. randomize_colors: of six, anew in each episode.
-    extras: `info` says where everything is, under the names of the package's ExtraObs variant,
-    in cells: agent_pos (2,), agent_dir (2,), targets_pos and targets_vec (objects, 2), target_pos
-    and target_vec (2,), target_color (3,), and maze_layout (size, size), 1 where one can walk.
+    The border of an observation has the requested colour. `reset(seed=s)` gives the episodes of
+    the package with seed=s. MuJoCo is imported and OpenGL started at the first reset, and both
+    belong to the thread that calls it.
 
-    `reset(seed=s)` gives the same episodes as the package with seed=s. MuJoCo is imported and
-    OpenGL started at the first reset, and belong to the thread that calls it.
+    **Arguments:**
+
+    - `size`: 9, 11, 13 or 15 cells per side.
+    - `max_steps`: the episode is truncated after so many, at most the package's own limit
+      (`SIZES`), which is the default.
+    - `oracle`: draw a map with the shortest way to the object into the observation, as in the
+      package's Oracle variant. The score of an agent trained on it is an upper bound.
+    - `good_visibility`: low walls and raised objects.
+    - `randomize_colors`: new colours in each episode, of six.
+    - `extras`: `info` has the state of the maze under the names of the package's ExtraObs variant,
+      in cells: `agent_pos` (2,), `agent_dir` (2,), `targets_pos` and `targets_vec` (objects, 2),
+      `target_pos` and `target_vec` (2,), `target_color` (3,), and `maze_layout` (size, size), 1
+      where one can walk.
+    - `render_mode`: None or "rgb_array".
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
@@ -78,20 +86,20 @@ class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
             raise ValueError(f"size={size!r} must be one of {', '.join(map(str, SIZES))}")
         longest = SIZES[size].max_steps
         if max_steps is not None:
-            validation.integer_between("max_steps", max_steps, 1, longest)
+            validation.check_integer_between("max_steps", max_steps, 1, longest)
         for name, value in (
             ("oracle", oracle),
             ("good_visibility", good_visibility),
             ("randomize_colors", randomize_colors),
             ("extras", extras),
         ):
-            validation.boolean(name, value)
+            validation.check_boolean(name, value)
         if render_mode is not None:
-            validation.one_of("render_mode", render_mode, self.metadata["render_modes"])
+            validation.check_one_of("render_mode", render_mode, self.metadata["render_modes"])
         self.size = size
         self.max_steps = longest if max_steps is None else int(max_steps)
         self.render_mode = render_mode
-        self.observation_space = gymnasium.spaces.Box(0, 255, (_SIDE, _SIDE, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (_OBS_SIDE, _OBS_SIDE, 3), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(len(ACTIONS))
         self.metadata = dict(self.metadata)
         self._options = {
@@ -100,8 +108,8 @@ class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
             "randomize_colors": bool(randomize_colors),
         }
         self._extras = bool(extras)
-        self._env: Any = None  # the package's, once there is a seed for it
-        self._steps: int | None = None  # of this episode; None when a reset is due
+        self._env: Any = None  # the package's, made at the first reset
+        self._steps: int | None = None  # taken in this episode; None when a reset is due
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -109,7 +117,7 @@ class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
         if options:
             raise ValueError(f"reset(options={options!r}): Memory Maze takes none here")
         if seed is not None:
-            validation.integer_between("seed", seed, 0, 2**32 - 1)
+            validation.check_integer_between("seed", seed, 0, 2**32 - 1)
         super().reset(seed=seed)
         if seed is not None or self._env is None:
             self.close()
@@ -137,7 +145,7 @@ class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
         return obs, float(now.reward), terminated, truncated, info
 
     def render(self) -> UInt8[np.ndarray, "192 384 3"] | None:
-        """What the agent sees, in more pixels, beside the maze from above with the agent in it."""
+        """The agent's view in a higher resolution, beside the maze from above with the agent."""
         if self.render_mode is None:
             gymnasium.logger.warn('render() without a render_mode; make(..., "rgb_array") has one')
             return None
@@ -147,45 +155,47 @@ class MemoryMaze(gymnasium.Env[UInt8[np.ndarray, "64 64 3"], int]):
 
         engine = engine_of(self._env)
         view, above = (
-            engine.picture(name, _PICTURE) for name in ("walker/egocentric", "top_camera")
+            engine.render_camera(name, _RENDER_SIDE) for name in ("walker/egocentric", "top_camera")
         )
         colour = (engine.color * 255 * 0.7).astype(np.uint8)  # as in the package's observations
         for edge in (np.s_[:_BORDER], np.s_[-_BORDER:], np.s_[:, :_BORDER], np.s_[:, -_BORDER:]):
             view[edge] = colour
-        row, column = engine.place("top_camera", _PICTURE)
-        for half, paint in ((5, 255), (3, colour)):  # the agent itself is too small to be seen
+        row, column = engine.agent_pixel("top_camera", _RENDER_SIDE)
+        for half, paint in ((5, 255), (3, colour)):  # a marker: the agent itself is too small
             above[row - half : row + half + 1, column - half : column + half + 1] = paint
         return np.concatenate([view, above], axis=1)
 
     def close(self) -> None:
-        """Give memory and OpenGL back. `reset` may begin anew afterwards."""
+        """Free the simulation and OpenGL. `reset` may start again."""
         if self._env is not None:
             self._env.close()
         self._env = self._steps = None
 
     def _build(self, seed: int) -> Any:
         engine = _engine()
-        reports = self._extras or self._options["show_path"]
-        drawn = _PICTURE if self.render_mode else _SIDE
-        return engine.build(self.size, buffer=drawn, reports=reports, seed=seed, **self._options)
+        with_state = self._extras or self._options["show_path"]
+        buffer_side = _RENDER_SIDE if self.render_mode else _OBS_SIDE
+        return engine.build(
+            self.size, buffer_side=buffer_side, with_state=with_state, seed=seed, **self._options
+        )
 
-    def _split(self, seen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The picture, and the rest if it was asked for: the caller's, to keep and to change."""
-        image = seen["image"]
+    def _split(self, observed: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The image, and copies of the rest if `extras`."""
+        image = observed["image"]
         if not self._extras:
             return image, {}
-        return image, {name: np.array(x) for name, x in seen.items() if name != "image"}
+        return image, {name: np.array(x) for name, x in observed.items() if name != "image"}
 
 
 def _engine() -> Any:
-    headless.choose()
+    headless.select_backend()
     try:
         from agalite.envs.memory_maze import engine
     except Exception as error:
-        # Whatever MuJoCo, dm_control and PyOpenGL raise where a library is missing: of all kinds.
+        # MuJoCo, dm_control and PyOpenGL raise errors of all kinds where a library is missing.
         missing = isinstance(error, ModuleNotFoundError)
-        cure = 'pip install "agalite[envs,memory-maze]"' if missing else headless.advice()
+        hint = 'pip install "agalite[envs,memory-maze]"' if missing else headless.install_hint()
         raise RuntimeError(
-            f"Memory Maze cannot start ({type(error).__name__}: {error}). {cure}"
+            f"Memory Maze cannot start ({type(error).__name__}: {error}). {hint}"
         ) from error
     return engine

@@ -1,8 +1,7 @@
-"""Drawing without a screen: which OpenGL MuJoCo shall use, found out before it is imported.
+"""OpenGL without a screen: selects the backend of MuJoCo before it is imported.
 
-MuJoCo and dm_control read the environment variable MUJOCO_GL once, while they are imported, and a
-wrong value is an error in the middle of that. So the libraries are asked first, with nothing but
-ctypes.
+MuJoCo and dm_control read the environment variable MUJOCO_GL once, when they are imported, and
+fail there on a backend that does not work. So the libraries are tried first, through ctypes only.
 """
 
 import ctypes
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 VARIABLE = "MUJOCO_GL"
-_DRAWS = "dm_control._render"  # reads the variable, once
+_RENDER_MODULE = "dm_control._render"  # reads the variable, once
 PACKAGES = {"egl": "libegl1 libgl1", "osmesa": "libosmesa6"}  # of Debian and Ubuntu
 
 _DEVICE = 0x313F  # EGL_PLATFORM_DEVICE_EXT
@@ -21,31 +20,32 @@ _NONE = 0x3038
 _RGBA = 0x1908  # OSMESA_RGBA
 
 
-def choose() -> None:
-    """Set MUJOCO_GL to what works here: EGL, else OSMesa. What the user has set stays.
+def select_backend() -> None:
+    """Set MUJOCO_GL to a backend that works: EGL, else OSMesa.
 
-    Elsewhere than on Linux MuJoCo knows best, and once dm_control draws the choice is made.
+    A value set by the user stays. Nothing is done on other systems than Linux, where MuJoCo has
+    its own default, or after dm_control has read the variable.
     """
-    # dm_control would draw with OSMesa in a thread, which is gone before it is asked to clean up.
+    # dm_control would render with OSMesa in a thread, which has ended when it is to clean up.
     os.environ.setdefault("DISABLE_RENDER_THREAD_OFFLOADING", "1")
-    # Mesa without a GPU draws with as many threads as there are cores; a frame of 64 x 64 is drawn
-    # sooner by the one that asks for it, and the other cores have environments of their own.
+    # Mesa without a GPU renders with a thread per core. A frame of 64 x 64 is faster in the calling
+    # thread, and the other cores have environments of their own.
     os.environ.setdefault("LP_NUM_THREADS", "0")
-    if os.environ.get(VARIABLE) or sys.platform != "linux" or _DRAWS in sys.modules:
+    if os.environ.get(VARIABLE) or sys.platform != "linux" or _RENDER_MODULE in sys.modules:
         return
     reasons = {}
-    for name, ask in _WAYS.items():
+    for name, check in _BACKENDS.items():
         try:
-            ask()
+            check()
         except (OSError, AttributeError, RuntimeError) as error:
             reasons[name] = str(error)
         else:
             os.environ[VARIABLE] = name
             return
-    raise RuntimeError(f"no OpenGL to draw with ({_listed(reasons)}). {advice()}")
+    raise RuntimeError(f"no OpenGL to draw with ({_listed(reasons)}). {install_hint()}")
 
 
-def advice() -> str:
+def install_hint() -> str:
     egl, osmesa = (f"apt-get install -y {names}" for names in PACKAGES.values())
     return (
         f"On Debian or Ubuntu: {egl} (or, without EGL: {osmesa}); "
@@ -53,8 +53,8 @@ def advice() -> str:
     )
 
 
-def _ask_egl() -> None:
-    """Raises what is wrong with EGL on a device without a screen."""
+def _check_egl() -> None:
+    """Raise if EGL cannot render on a device without a screen."""
     egl = _load("libEGL.so.1")
     _load("libOpenGL.so.0", "libGL.so.1")
 
@@ -90,8 +90,8 @@ def _ask_egl() -> None:
     raise RuntimeError("none of its devices draws OpenGL")
 
 
-def _ask_osmesa() -> None:
-    """Raises what is wrong with OSMesa."""
+def _check_osmesa() -> None:
+    """Raise if OSMesa cannot render."""
     osmesa = _load("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
     osmesa.OSMesaCreateContextExt.restype = ctypes.c_void_p
     osmesa.OSMesaDestroyContext.argtypes = [ctypes.c_void_p]
@@ -101,7 +101,7 @@ def _ask_osmesa() -> None:
     osmesa.OSMesaDestroyContext(context)
 
 
-_WAYS: dict[str, Callable[[], None]] = {"egl": _ask_egl, "osmesa": _ask_osmesa}
+_BACKENDS: dict[str, Callable[[], None]] = {"egl": _check_egl, "osmesa": _check_osmesa}
 
 
 def _load(*names: str) -> ctypes.CDLL:

@@ -1,9 +1,8 @@
-"""What can be had in a maze of Memory Maze by someone who need not remember anything.
+"""A policy for Memory Maze that walks the shortest way to the requested object.
 
-`action` walks the shortest way to the object that is asked for, from what `info` says of an
-environment made with extras=True. Its return is what a perfect memory would be worth in the very
-same episodes; the package's authors had an agent trained with the way drawn into its picture
-(`MemoryMaze(oracle=True)`), whose scores are `memory_maze.SIZES[size].oracle`.
+`action` computes it from the `info` of an environment made with `extras=True`. Its return is that
+of a perfect memory in the same episodes. The published oracle score, `SIZES[size].oracle`, is that
+of an agent trained with the way drawn into its observation (`MemoryMaze(oracle=True)`).
 """
 
 import math
@@ -16,13 +15,13 @@ from jaxtyping import Float, UInt8
 Cell = tuple[int, int]
 
 _WAIT, _FORWARD, _LEFT, _RIGHT, _FORWARD_LEFT, _FORWARD_RIGHT = range(6)
-_STRAIGHT = 0.18  # radians: closer than half of what one step turns
-_MOVING = 1.3  # and up to here one can walk while turning
-_CLEARANCE = 0.22  # cells on both sides of a straight way that must be free
+_STRAIGHT = 0.18  # radians: less than half of what one step turns
+_TURN_WHILE_MOVING = 1.3  # radians: beyond this, turn on the spot
+_CLEARANCE = 0.22  # cells that must be free on both sides of a straight line
 
 
 def action(info: dict[str, Any]) -> int:
-    """Of `memory_maze.ACTIONS`, the one towards the object."""
+    """The index in `ACTIONS` of the action towards the object."""
     ahead = _waypoint(info["maze_layout"], info["agent_pos"], info["target_pos"])
     east, north = ahead - info["agent_pos"]
     forward_east, forward_north = info["agent_dir"]
@@ -31,7 +30,7 @@ def action(info: dict[str, Any]) -> int:
     )  # to the left
     if abs(turn) < _STRAIGHT:
         return _FORWARD
-    if abs(turn) < _MOVING:
+    if abs(turn) < _TURN_WHILE_MOVING:
         return _FORWARD_LEFT if turn > 0 else _FORWARD_RIGHT
     return _LEFT if turn > 0 else _RIGHT
 
@@ -41,7 +40,7 @@ def _waypoint(
     start: Float[np.ndarray, "2"],
     goal: Float[np.ndarray, "2"],
 ) -> Float[np.ndarray, "2"]:
-    """The furthest point of the shortest way that can be reached in a straight line."""
+    """The furthest point of the shortest way that a straight line can reach."""
     way = shortest_way(layout, _cell(start), _cell(goal))
     points = [goal, *(np.array(cell) + 0.5 for cell in reversed(way[1:-1]))]
     return next((point for point in points if _is_free(layout, start, point)), points[-1])

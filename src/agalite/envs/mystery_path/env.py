@@ -1,11 +1,11 @@
-"""Mystery Path: find an invisible path across a 7 x 7 grid, and remember where it was not.
+"""Mystery Path: find an invisible path across a 7 x 7 grid, and remember where it is.
 
-A port of Memory Gym's `MysteryPath-Grid-v0` and `MysteryPath-v0` (Pleines et al., 2023), equal
-to it in observations, rewards and ends. Options and their names are the original's; where not
-given they are those of the AGaLiTe paper, which shows the origin and the goal and pays 0.1 for
-every new tile of the path. Stepping off the path is shown by a red cross, and the next step
-puts the agent back at the origin, whatever its action. The one difference: running out of
-time is a truncation here, while the original calls it a termination.
+A port of Memory Gym's `MysteryPath-Grid-v0` and `MysteryPath-v0` (Pleines et al., 2023) with equal
+observations, rewards and ends. The options have the original's names. Their defaults are the
+AGaLiTe paper's: the origin and the goal are shown, and every new tile of the path pays 0.1. An
+agent that leaves the path is shown with a red cross, and the next step returns it to the origin,
+whatever its action. The one difference: the time limit is a truncation here and a termination in
+the original.
 """
 
 import math
@@ -20,23 +20,23 @@ from gymnax.environments import environment, spaces
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt8
 
 from agalite import validation
-from agalite.envs.base import World
+from agalite.envs.base import JaxEnvironment
 from agalite.envs.mystery_path import generator, pixels
 from agalite.envs.mystery_path.pixels import GRID, ROTATIONS, SCREEN, TILE
 
 
 @struct.dataclass
 class MysteryPathState(environment.EnvState):
-    """`centre` is the agent's place in pixels; `rotation` counts eighths of a turn to the left."""
+    """Tiles and pixels are in [x, y] order."""
 
     time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
-    start: Int[Array, " 2"]
-    end: Int[Array, " 2"]
+    start: Int[Array, " 2"]  # the origin's tile
+    end: Int[Array, " 2"]  # the goal's tile
     on_path: Bool[Array, "7 7"]
-    visited: Bool[Array, "7 7"]
-    centre: Int[Array, " 2"]
-    rotation: Int[Array, ""]
-    off_path: Bool[Array, ""]
+    visited: Bool[Array, "7 7"]  # tiles that have paid `reward_path_progress`
+    centre: Int[Array, " 2"]  # of the agent, in pixels
+    rotation: Int[Array, ""]  # in eighths of a turn, anticlockwise from up
+    off_path: Bool[Array, ""]  # the next step returns the agent to the origin
     num_fails: Int[Array, ""]
 
 
@@ -54,32 +54,31 @@ class MysteryPathParams(environment.EnvParams):
 
 
 _SCALE = 0.25
-# Facing up, left, down and right: rotations count to the left.
+# Forward when facing up, left, down and right.
 _FORWARD = np.array([[0, -1], [-1, 0], [0, 1], [1, 0]], np.int32)
-# What 0, 1 and 2 mean along either axis.
-_HEADING = np.array([0, -1, 1], np.int32)
-# Rotation after [h, v]; -1 leaves it as it was.
-_TURNED = np.array([[-1, 0, 4], [2, 1, 3], [6, 7, 5]], np.int32)
+# The direction of 0, 1 and 2 along either axis.
+_DIRECTION = np.array([0, -1, 1], np.int32)
+# The rotation after action [h, v]; -1 leaves it unchanged.
+_ROTATION = np.array([[-1, 0, 4], [2, 1, 3], [6, 7, 5]], np.int32)
 
 
-class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
-    """What the grid and the continuous variant share: all but how an action moves the agent."""
+class _MysteryPath(JaxEnvironment[MysteryPathState, MysteryPathParams]):
+    """What the two variants share: everything but `_move`."""
 
     costly_reset: ClassVar[bool] = True
 
     def __init__(self, params: MysteryPathParams, agent_scale: float, size: int) -> None:
         super().__init__(params)
-        validation.integer_between("size", size, GRID, SCREEN)
+        validation.check_integer_between("size", size, GRID, SCREEN)
         self.size = int(size)
         self._radius = pixels.radius_of(agent_scale)
-        self._looks = pixels.atlas(agent_scale)
+        self._sprites = pixels.atlas(agent_scale)
 
     def reset_env(
         self, key: Array, params: MysteryPathParams
     ) -> tuple[UInt8[Array, "size size 3"], MysteryPathState]:
-        """key -> obs (size, size, 3), state."""
         choice = jnp.asarray(params.cardinal_origin_choice, jnp.int32)
-        state = self.state_from_path(*generator.path(generator.chance(key, choice)))
+        state = self.state_from_path(*generator.path(generator.draws(key, choice)))
         return self.get_obs(state, params), state
 
     def state_from_path(
@@ -88,7 +87,13 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
         end: ArrayLike | Sequence[int],
         on_path: ArrayLike,
     ) -> MysteryPathState:
-        """start (2,), end (2,), on_path (7, 7), all in [x, y] order -> a new episode on it."""
+        """The initial state of an episode on a given path.
+
+        **Arguments:**
+
+        - `start`, `end`: tiles (2,), in [x, y] order.
+        - `on_path`: (7, 7) bool, indexed [x, y].
+        """
         for name, value, shape in (("start", start, (2,)), ("end", end, (2,))):
             validation.check_shape(name, value, shape)
         validation.check_shape("on_path", on_path, (GRID, GRID))
@@ -99,7 +104,7 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
             end=jnp.asarray(end, jnp.int32),
             on_path=jnp.asarray(on_path, bool),
             visited=jnp.zeros((GRID, GRID), bool),
-            centre=self._place(first),
+            centre=self._tile_centre(first),
             rotation=jnp.int32(0),
             off_path=jnp.zeros((), bool),
             num_fails=jnp.int32(0),
@@ -118,14 +123,13 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
         Bool[Array, ""],
         dict[str, Array],
     ]:
-        """-> obs (size, size, 3), state, reward, terminated, info (`success`, `num_fails`)."""
         shift, rotation = self._move(state.rotation, action)
-        centre = jnp.where(state.off_path, self._place(state.start), state.centre + shift)
+        centre = jnp.where(state.off_path, self._tile_centre(state.start), state.centre + shift)
         centre = jnp.clip(centre, self._radius, SCREEN - self._radius)
         rotation = jnp.where(state.off_path, state.rotation, rotation)
 
         tile = centre // TILE
-        here = _one_tile(tile)
+        here = _at_tile(tile)
         success = jnp.all(tile == state.end)
         safe = success | jnp.any(state.on_path & here)
         fresh = ~success & ~jnp.all(tile == state.start) & ~jnp.any(state.visited & here) & safe
@@ -149,10 +153,10 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
     def _move(
         self, rotation: Int[Array, ""], action: Any
     ) -> tuple[Int[Array, " 2"], Int[Array, ""]]:
-        """-> by how many pixels the action moves the agent in x and y, and its new rotation."""
+        """The action's movement in pixels [x, y], and the rotation after it."""
         raise NotImplementedError
 
-    def _place(self, tile: Int[Array, " 2"]) -> Int[Array, " 2"]:
+    def _tile_centre(self, tile: Int[Array, " 2"]) -> Int[Array, " 2"]:
         return TILE * tile + self._radius
 
     def is_terminated(self, state: MysteryPathState, params: MysteryPathParams) -> Bool[Array, ""]:
@@ -165,14 +169,14 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
         params: MysteryPathParams | None = None,
         key: Array | None = None,
     ) -> UInt8[Array, "size size 3"]:
-        """state -> obs (size, size, 3), indexed [x, y, channel] as the original's."""
+        """The observation of `state`, indexed [x, y, channel] as in the original."""
         del key
-        return pixels.resized(self._frame(state, params), self.size)
+        return pixels.resize(self._frame(state, params), self.size)
 
     def render(
         self, state: MysteryPathState, params: MysteryPathParams | None = None
     ) -> UInt8[Array, "84 84 3"]:
-        """state -> frame (84, 84, 3), indexed [y, x, channel] as images are."""
+        """The observation in full size, as an image: indexed [y, x, channel]."""
         return self._frame(state, params).transpose(1, 0, 2)
 
     def _frame(
@@ -180,7 +184,7 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
     ) -> UInt8[Array, "84 84 3"]:
         chosen: MysteryPathParams = self.default_params if params is None else params
         return pixels.draw(
-            self._looks,
+            self._sprites,
             state.centre,
             state.rotation,
             state.off_path & jnp.asarray(chosen.visual_feedback, bool),
@@ -193,8 +197,8 @@ class _MysteryPath(World[MysteryPathState, MysteryPathParams]):
         return spaces.Box(0, 255, (self.size, self.size, 3), jnp.uint8)
 
 
-def _one_tile(tile: Int[Array, " 2"]) -> Bool[Array, "7 7"]:
-    """True there, False elsewhere; comparing is cheaper than looking up under `vmap`."""
+def _at_tile(tile: Int[Array, " 2"]) -> Bool[Array, "7 7"]:
+    """True at `tile`. Under `vmap`, masks are cheaper than indexing."""
     along = jnp.arange(GRID, dtype=jnp.int32)
     return (along == tile[0])[:, None] & (along == tile[1])[None, :]
 
@@ -204,36 +208,36 @@ def _float(value: float | Array) -> Float[Array, ""]:
 
 
 def _check_scale(agent_scale: float) -> float:
-    scale = validation.number("agent_scale", agent_scale, minimum=0.0)
+    scale = validation.check_number("agent_scale", agent_scale, minimum=0.0)
     if not 1 <= pixels.radius_of(scale) < TILE:
         raise ValueError(
             f"agent_scale={agent_scale!r} must be at least 0.04 and less than 0.48, so that the "
-            "agent is seen and begins on the first tile of its path"
+            "agent is visible and starts on the first tile of its path"
         )
     return scale
 
 
-def _checked(
+def _params(
     max_steps: int, cardinal_origin_choice: Sequence[int], **options: Any
 ) -> MysteryPathParams:
-    validation.integer_between("max_steps", max_steps, 1, 2**31 - 1)
+    validation.check_integer_between("max_steps", max_steps, 1, 2**31 - 1)
     sides = _sides(cardinal_origin_choice)
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name.startswith("reward_"):
-            checked[name] = validation.finite_number(name, value)
+            checked[name] = validation.check_finite_number(name, value)
         else:
-            validation.boolean(name, value)
+            validation.check_boolean(name, value)
             checked[name] = bool(value)
     return MysteryPathParams(int(max_steps), sides, **checked)
 
 
 def _sides(cardinal_origin_choice: Sequence[int]) -> tuple[int, ...]:
-    """Repeating a side makes it likelier, as in the original."""
+    """A side that is repeated is likelier, as in the original."""
     try:
         sides = tuple(cardinal_origin_choice)
         for side in sides:
-            validation.integer_between("side", side, 0, 3)
+            validation.check_integer_between("side", side, 0, 3)
     except (TypeError, ValueError):
         sides = ()
     if not sides:
@@ -245,13 +249,27 @@ def _sides(cardinal_origin_choice: Sequence[int]) -> tuple[int, ...]:
 
 
 class MysteryPathGrid(_MysteryPath):
-    """obs (size, size, 3) uint8; actions: 0 nothing, 1 turn left, 2 turn right, 3 forward one tile.
+    """Mystery Path with moves from tile to tile: obs (size, size, 3) uint8.
 
-    `agent_scale` is accepted because the original accepts it, and is without effect on the
-    grid, there as here. `size` below 84 gives the mean colours of a smaller picture.
+    Actions: 0 nothing, 1 turn left, 2 turn right, 3 forward by one tile. `info` has `success`,
+    1.0 at the step that reaches the goal, and `num_fails`, how often the agent left the path.
+
+    **Arguments:**
+
+    - `max_steps`: the episode is truncated after so many.
+    - `agent_scale`: without effect on the grid, as in the original.
+    - `cardinal_origin_choice`: the sides on which the origin may be: 0 left, 1 right, 2 top,
+      3 bottom. The goal is on the opposite side.
+    - `show_origin`, `show_goal`: whether their tiles are drawn.
+    - `visual_feedback`: whether a red cross is drawn on an agent that left the path.
+    - `reward_goal`, `reward_fall_off`, `reward_step`: for reaching the goal, for leaving the path
+      and for every step.
+    - `reward_path_progress`: for every tile of the path that is visited for the first time.
+    - `size`: pixels along each side of an observation, 7 to 84; below 84 the frame is resized by
+      averaging over areas.
     """
 
-    frames_a_second: ClassVar[int] = 3
+    render_fps: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -268,7 +286,7 @@ class MysteryPathGrid(_MysteryPath):
         reward_path_progress: float = 0.1,
         size: int = SCREEN,
     ) -> None:
-        params = _checked(
+        params = _params(
             max_steps,
             cardinal_origin_choice,
             show_origin=show_origin,
@@ -301,17 +319,23 @@ class MysteryPathGrid(_MysteryPath):
 
 
 class MysteryPath(_MysteryPath):
-    """obs (size, size, 3) uint8; action 3 h + v: h 1 left, 2 right; v 1 up, 2 down; 0 neither.
+    """Mystery Path with smooth motion: obs (size, size, 3) uint8.
 
-    With `multi_discrete` an action is the pair [h, v] itself, as in the original. A step moves
-    the agent by `agent_speed` pixels, or by that length along a diagonal, less any fraction of
-    a pixel on each axis. `agent_scale` times 25, without its fraction, is the agent's radius in
-    pixels; the original would draw other radii than 1 to 11 too, but an agent of radius 0 is
-    not to be seen, and one of 12 or more does not begin on the first tile of its path.
-    `size` below 84 gives the mean colours of a smaller picture.
+    The action is 3 h + v, where h is 1 for left and 2 for right, v is 1 for up and 2 for down, and
+    0 is neither. `info` is that of `MysteryPathGrid`.
+
+    **Arguments:**
+
+    As for `MysteryPathGrid`, and:
+
+    - `agent_scale`: the agent's radius is int(25 * agent_scale) pixels, 1 to 11. (The original
+      draws others too, but radius 0 is invisible and radius 12 does not start on its path.)
+    - `agent_speed`: pixels per step. A diagonal step has this length too; fractions of a pixel
+      are dropped on each axis.
+    - `multi_discrete`: the action is the pair [h, v], as in the original.
     """
 
-    frames_a_second: ClassVar[int] = 25
+    render_fps: ClassVar[int] = 25
 
     def __init__(
         self,
@@ -330,7 +354,7 @@ class MysteryPath(_MysteryPath):
         multi_discrete: bool = False,
         size: int = SCREEN,
     ) -> None:
-        params = _checked(
+        params = _params(
             max_steps,
             cardinal_origin_choice,
             show_origin=show_origin,
@@ -342,11 +366,11 @@ class MysteryPath(_MysteryPath):
             reward_path_progress=reward_path_progress,
         )
         super().__init__(params, _check_scale(agent_scale), size)
-        validation.boolean("multi_discrete", multi_discrete)
+        validation.check_boolean("multi_discrete", multi_discrete)
         self.multi_discrete = bool(multi_discrete)
-        speed = validation.number("agent_speed", agent_speed, minimum=0.0)
-        # In double precision, as the original: single would round some speeds to other pixels.
-        # Beyond the screen's width the border stops the agent, however fast it is.
+        speed = validation.check_number("agent_speed", agent_speed, minimum=0.0)
+        # In double precision, as in the original: single would round some speeds to other pixels.
+        # Faster than the screen is wide makes no difference, since the border stops the agent.
         self._straight = int(min(speed, SCREEN))
         self._diagonal = int(min(speed * (1 / math.sqrt(2)), SCREEN))
 
@@ -356,15 +380,15 @@ class MysteryPath(_MysteryPath):
         action = jnp.asarray(action, jnp.int32)
         if self.multi_discrete:
             validation.check_shape("action", action, (2,))
-            known = jnp.where((action >= 0) & (action < 3), action, 0)
+            valid = jnp.where((action >= 0) & (action < 3), action, 0)
         else:
             validation.check_shape("action", action, ())
-            known = jnp.where((action >= 0) & (action < 9), action, 0)
-            known = jnp.stack([known // 3, known % 3])
-        turned = jnp.asarray(_TURNED)[known[0], known[1]]
-        stride = jnp.where(jnp.all(known > 0), self._diagonal, self._straight)
-        shift = stride * jnp.asarray(_HEADING)[known]
-        return shift, jnp.where(turned < 0, rotation, turned)
+            valid = jnp.where((action >= 0) & (action < 9), action, 0)
+            valid = jnp.stack([valid // 3, valid % 3])
+        new_rotation = jnp.asarray(_ROTATION)[valid[0], valid[1]]
+        distance = jnp.where(jnp.all(valid > 0), self._diagonal, self._straight)
+        shift = distance * jnp.asarray(_DIRECTION)[valid]
+        return shift, jnp.where(new_rotation < 0, rotation, new_rotation)
 
     @property
     def num_actions(self) -> int:
@@ -378,7 +402,10 @@ class MysteryPath(_MysteryPath):
 
 
 class Directions(spaces.Box):
-    """(2,) int32, each 0, 1 or 2. (gymnax has no such space; its Box would never draw a 2.)"""
+    """The space of [h, v]: (2,) int32, each 0, 1 or 2.
+
+    gymnax has no multi-discrete space, and its Box would never sample a 2.
+    """
 
     def __init__(self) -> None:
         super().__init__(0, 2, (2,), jnp.int32)

@@ -1,6 +1,6 @@
-"""How Mystery Path's paths come about: walls, then a search that is meant to wander.
+"""The random paths of Mystery Path: random walls, then a noisy A* search around them.
 
-Cells are numbered 7 x + y. A path is what the search leaves behind: the walls are forgotten.
+Cells are numbered 7 x + y. Only the path is kept; the walls are not part of the task.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ _DISTANCE = np.sqrt(_APART_X**2 + _APART_Y**2).astype(np.float32)
 _SIDE = np.full((_CELLS, _CELLS), 4, np.int32)
 for _side, (_dx, _dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
     _SIDE[(_X[:, None] + _dx == _X) & (_Y[:, None] + _dy == _Y)] = _side
-# Every place in the open list is below _LATER, and stays below _UNSEEN when that is added.
+# Every order in the open list is below _LATER, and stays below _UNSEEN when that is added.
 _LATER, _UNSEEN, _CLOSED = np.int32(1 << 14), np.int32(1 << 20), np.int32(1 << 21)
 
 
@@ -36,43 +36,38 @@ class Path(NamedTuple):
     on_path: Bool[Array, "7 7"]
 
 
-class Chance(NamedTuple):
-    """Everything random in a path, drawn beforehand.
+class Draws(NamedTuple):
+    """The random numbers of a path."""
 
-    `side`, 0 to 3, and `along`, 0 to 6, place the two ends. `interior` marks the cells that
-    become walls if they are interior ones. `number` border cells, 4 or 8, become walls, those
-    with the lowest `turn` first; no two turns are equal. `costs`, 1 to 8, is the price of
-    leaving a cell by each side: a cell is left at most once, so one draw for each is enough.
-    """
-
-    side: Int[Array, ""]
-    along: Int[Array, " 2"]
-    interior: Bool[Array, " 49"]
-    number: Int[Array, ""]
-    turn: UInt[Array, " 49"]
+    side: Int[Array, ""]  # of the start, 0 to 3
+    along: Int[Array, " 2"]  # where on their sides start and end are, 0 to 6
+    interior: Bool[Array, " 49"]  # the cells that become walls, if they are interior ones
+    number: Int[Array, ""]  # of border cells that become walls, 4 or 8
+    shuffle: UInt[Array, " 49"]  # the order in which they do; no two are equal
+    # The cost of leaving a cell by each side, 1 to 8. A cell is left at most once.
     costs: Int[Array, "49 4"]
 
 
-def chance(key: Array, cardinal_origin_choice: Int[Array, " n"]) -> Chance:
+def draws(key: Array, cardinal_origin_choice: Int[Array, " n"]) -> Draws:
     keys = jax.random.split(key, 6)
-    # The cell's number in the last digits keeps any two turns apart.
+    # The cell's number in the low digits makes all of `shuffle` different.
     cell = jnp.arange(_CELLS, dtype=jnp.uint32)
     digits = jax.random.bits(keys[5], (_CELLS, 1), jnp.uint32) >> jnp.uint32([[0, 3, 6, 9]])
-    return Chance(
+    return Draws(
         side=jax.random.choice(keys[0], cardinal_origin_choice),
         along=jax.random.randint(keys[1], (2,), 0, GRID, jnp.int32),
         interior=jax.random.bernoulli(keys[2], 0.33, (_CELLS,)),
         number=jnp.where(jax.random.bernoulli(keys[3]), jnp.int32(4), jnp.int32(8)),
-        turn=jax.random.bits(keys[4], (_CELLS,), jnp.uint32) // 64 * 64 + cell,
+        shuffle=jax.random.bits(keys[4], (_CELLS,), jnp.uint32) // 64 * 64 + cell,
         costs=1 + (digits % 8).astype(jnp.int32),
     )
 
 
-def path(draw: Chance) -> Path:
+def path(draw: Draws) -> Path:
     """A path from one side of the grid to the opposite one."""
     start, end = ends(draw.side, draw.along)
     begin, goal = GRID * start[0] + start[1], GRID * end[0] + end[1]
-    wall = walls(begin, goal, draw.interior, draw.number, draw.turn)
+    wall = walls(begin, goal, draw.interior, draw.number, draw.shuffle)
     return Path(start, end, search(begin, goal, wall, draw.costs).reshape(GRID, GRID))
 
 
@@ -91,33 +86,34 @@ def walls(
     goal: Int[Array, ""],
     interior: Bool[Array, " 49"],
     number: Int[Array, ""],
-    turn: UInt[Array, " 49"],
+    shuffle: UInt[Array, " 49"],
 ) -> Bool[Array, " 49"]:
-    """Interior walls, and `number` on the border, or as many as qualify.
+    """Interior walls, and `number` on the border or as many as are allowed.
 
-    A border wall touches no interior wall, not even at a corner, nor does it stand beside
-    either end: so walls cannot close off the end, and the search always arrives.
+    A border wall touches no interior wall, not even at a corner, and is not beside the start or
+    the end. So walls cannot enclose the end, and the search always reaches it.
     """
     interior &= jnp.asarray(_INTERIOR)
     cell, beside = jnp.arange(_CELLS), jnp.asarray(_BESIDE)
     near_ends = (cell == begin) | (cell == goal) | beside[begin] | beside[goal]
     near_wall = jnp.any(jnp.asarray(_AROUND) & interior[None, :], axis=1)
     allowed = jnp.asarray(_BORDER) & ~near_ends & ~near_wall
-    # Picking one after another without putting back is taking the first of a shuffle.
-    earlier = jnp.sum((turn[None, :] < turn[:, None]) & allowed[None, :], axis=1)
+    # Sampling without replacement is taking the first cells of a shuffle.
+    earlier = jnp.sum((shuffle[None, :] < shuffle[:, None]) & allowed[None, :], axis=1)
     return interior | (allowed & (earlier < number))
 
 
 class _Search(NamedTuple):
-    """`place` is where a cell stands in the open list, or one of _UNSEEN and _CLOSED.
+    """The state of the search.
 
-    The list is in the order of opening. A place is 64 times a rank plus the cell, so that the
-    smallest place names its cell too.
+    `order` is a cell's position in the open list, which is sorted by time of opening, or one of
+    _UNSEEN and _CLOSED. It is 64 times a rank plus the cell's number, so that the smallest order
+    gives its cell too.
     """
 
     current: Int[Array, ""]
     expanded: Int[Array, ""]
-    place: Int[Array, " 49"]
+    order: Int[Array, " 49"]
     cost: Float[Array, " 49"]
     parent: Int[Array, " 49"]
 
@@ -130,9 +126,9 @@ def search(
 ) -> Bool[Array, " 49"]:
     """The cells of a path from `begin` to `goal`.
 
-    A* with two oddities of the original that shape its paths: the cell taken next is the first
-    in the list that beats the head of the list, not the best; and a cheaper way to an open cell
-    changes where it is reached from, but not its cost.
+    A* with two peculiarities of the original that shape its paths: the cell expanded next is the
+    first in the open list that is better than the head of the list, not the best one; and a
+    cheaper way to an open cell changes its parent but not its cost.
     """
     cell = jnp.arange(_CELLS, dtype=jnp.int32)
     remaining = jnp.asarray(_DISTANCE)[goal]
@@ -143,16 +139,16 @@ def search(
         reached = s.cost[s.current] + jnp.select(
             [side == k for k in range(3)], list(price[:3]), price[3]
         )
-        place = jnp.where(cell == s.current, _CLOSED, s.place)
-        new = (side < 4) & (place == _UNSEEN)
-        cheaper = (side < 4) & (place < _UNSEEN) & (reached < s.cost)
+        order = jnp.where(cell == s.current, _CLOSED, s.order)
+        new = (side < 4) & (order == _UNSEEN)
+        cheaper = (side < 4) & (order < _UNSEEN) & (reached < s.cost)
         parent = jnp.where(new | cheaper, s.current, s.parent)
         cost = jnp.where(new, reached, s.cost)
-        place = jnp.where(new, 64 * (4 * s.expanded + side) + cell, place)
+        order = jnp.where(new, 64 * (4 * s.expanded + side) + cell, order)
         estimate = cost + remaining
-        head = jnp.min(place) % 64
-        beaten = jnp.where(estimate < estimate[head], place, place + _LATER)
-        return _Search(jnp.min(beaten) % 64, s.expanded + 1, place, cost, parent)
+        head = jnp.min(order) % 64
+        beaten = jnp.where(estimate < estimate[head], order, order + _LATER)
+        return _Search(jnp.min(beaten) % 64, s.expanded + 1, order, cost, parent)
 
     found = jax.lax.while_loop(
         lambda s: (s.current != goal) & (s.expanded < _CELLS),
@@ -160,7 +156,7 @@ def search(
         _Search(
             current=begin,
             expanded=jnp.int32(0),
-            place=jnp.where(wall, _CLOSED, _UNSEEN),
+            order=jnp.where(wall, _CLOSED, _UNSEEN),
             cost=jnp.zeros(_CELLS, jnp.float32),
             parent=cell,
         ),
