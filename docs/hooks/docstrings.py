@@ -1,7 +1,6 @@
-"""Our docstrings are prose; on the page of the API they are shown as such, and as nothing else.
+"""Docstrings on the API page: Markdown in Equinox's form, shown as it is.
 
-`<env>` is not a tag of HTML, and where a line or sentence begins with `name:` it describes an
-argument: an item of a list there.
+Two things in them would be misread: `<env>` as a tag of HTML, and `a*b` as the start of emphasis.
 """
 
 import re
@@ -9,8 +8,7 @@ from typing import Any
 
 from griffe import Extension, Object
 
-_CODE = re.compile(r"(`[^`]*`)")
-_ARGUMENT = re.compile(r"(?:^|(?<=\.) )([a-z_]+(?:, [a-z_]+)*): ", flags=re.MULTILINE)
+_CODE = re.compile(r"(`+[^`]*`+)")
 
 
 class Prose(Extension):
@@ -20,15 +18,15 @@ class Prose(Extension):
 
 
 def prose(text: str) -> str:
+    """The docstring as Markdown; indented code and code in backticks are left as they are."""
     return "\n\n".join(_paragraph(part) for part in text.split("\n\n"))
 
 
 def _paragraph(text: str) -> str:
-    if text.startswith("    "):  # code, or a table of shapes: left as it is
+    if text.startswith("    "):
         return text
     parts = _CODE.split(text)
-    parts[::2] = [part.replace("<", "&lt;").replace("*", r"\*") for part in parts[::2]]
-    text = "".join(parts)
-    if _ARGUMENT.match(text):
-        return _ARGUMENT.sub(r"\n* **\1**: ", text).strip()
-    return text
+    parts[::2] = [
+        re.sub(r"(?<=\w)\*(?=\w)", r"\\*", part.replace("<", "&lt;")) for part in parts[::2]
+    ]
+    return "".join(parts)

@@ -1,7 +1,7 @@
-"""What `mkdocs build` does besides turning pages into HTML.
+"""What `mkdocs build` does besides rendering Markdown.
 
-Equations become MathML, the command reference is made from the commands themselves, and the
-reports of studies, and what else the pages show from results/, are taken along.
+Equations become MathML, the command reference is generated from the commands, and the reports of
+studies and the other files of results/ that pages link to are copied into the site.
 """
 
 import re
@@ -69,16 +69,16 @@ def study_reports() -> str:
 
 def command_reference() -> str:
     """Every command: what it does, examples, and what its --help prints."""
-    from agalite import help
+    from agalite import cli
     from agalite.cli import COMMANDS
 
     parts = []
-    for name, command in help.leaves(COMMANDS, ["agalite"]):
+    for name, command in cli.all_commands(COMMANDS, ["agalite"]):
         words = ["tmaze"] if name == "agalite train" else []
-        examples = "\n".join(help.EXAMPLES.get(name, (name,)))
+        examples = "\n".join(cli.EXAMPLES.get(name, (name,)))
         parts.append(
-            f"## {name}\n\n{help.summary(command)}\n\n"
+            f"## {name}\n\n{cli.summary(command)}\n\n"
             f"```sh\n{examples}\n```\n\n"
-            f"```text\n{help.text(command, name, *words)}\n```\n"
+            f"```text\n{cli.help_text(command, name, *words)}\n```\n"
         )
     return "\n".join(parts)
