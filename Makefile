@@ -1,10 +1,11 @@
-# `make test` is everything a change must pass; it creates .venv and installs what it needs.
+# `make test`: lint, types and the quick tests (under ten minutes on two cores). `make test-all` adds the
+# tests marked `slow`. Every target creates .venv and installs what it needs first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test train lint format bench docs clean
+.PHONY: test test-slow test-all train lint format bench docs clean
 
 $(VENV): $(VENV)/.installed
 
@@ -14,17 +15,24 @@ $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,export,wandb,ray,flax,docs,dev]"
-	# A C compiler for our kernels, where the system has none.
+	# A C compiler for the custom kernels, where the system has none.
 	@{ command -v gcc || command -v clang || command -v cc; } >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[native]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "memory-gym==1.0.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"
 	touch $@
 
-test: lint $(VENV)/.installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# An agent that learns to remember, beside one that cannot: minutes on two cores.
+test: lint $(VENV)/.installed
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow
+
+test-all: test test-slow
+
+# Trains an agent that learns to remember beside one without memory: minutes on two cores.
 train: $(VENV)/.installed
 	$(BIN)/agalite demo --out runs/demo
 
