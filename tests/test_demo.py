@@ -1,4 +1,4 @@
-"""`agalite demo`: what `make train` runs."""
+"""`agalite demo`, which `make train` runs."""
 
 import json
 
@@ -9,6 +9,20 @@ from agalite import cli, demo
 TINY = ["--corridor", "2", "--steps", "4096", "--seeds", "1"]
 
 
+SIZES = {
+    "agalite": {"d_model": 16, "layers": 1, "heads": 1, "head_size": 8, "ffn_size": 16},
+    "feedforward": {"d_model": 16, "layers": 1, "ffn_size": 16},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_models():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_SIZES", SIZES)
+        patch.setattr(demo, "EPISODES", 64)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "here"
@@ -16,7 +30,7 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_both_agents_are_scored_and_pictured(folder):
+def test_both_agents_are_scored_and_shown(folder):
     summary = json.loads((folder / "summary.json").read_text())
     assert [agent["memory"] for agent in summary["agents"]] == ["agalite", "feedforward"]
     for agent in summary["agents"]:
@@ -26,11 +40,11 @@ def test_both_agents_are_scored_and_pictured(folder):
     assert (folder / "episode.gif").read_bytes().startswith(b"GIF")
 
 
-def test_a_second_call_trains_nothing_again(folder, capsys):
+def test_a_second_call_trains_nothing(folder, capsys):
     before = (folder / "agalite" / "metrics.csv").stat().st_mtime_ns
     assert cli.main(["demo", "--out", str(folder), *TINY]) == 0
     assert (folder / "agalite" / "metrics.csv").stat().st_mtime_ns == before
-    assert "trained already" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
 
 
 def test_other_settings_in_the_same_folder_are_refused(folder, capsys):

@@ -1,49 +1,70 @@
-"""What README and docs print is run, or at least parsed, as it is printed; and the site builds.
+"""README, CONTRIBUTING and docs: what they print runs or parses, and what they name exists.
 
-Python blocks of a page share one namespace and a temporary folder. An HTML comment before a block
-says what else to do with it: `<!-- file: NAME -->` writes it to that file, for later blocks to
-import; `<!-- not run: REASON -->` leaves it alone. Lines of sh blocks, and inline code, that begin
-with `agalite` must be accepted by the command line's own parser; the cheap ones are run.
+Python blocks of a page share one namespace and a temporary folder (slow). An HTML comment before a
+block says what else to do with it: `<!-- file: NAME -->` writes it to that file, for later blocks
+to import; `<!-- not run: REASON -->` skips it; `<!-- output -->` before a text block compares it
+with what the blocks before it printed. Lines of sh blocks, and inline code, that begin with
+`agalite` must be accepted by the parser of the command line.
 """
 
 import contextlib
+import importlib
+import json
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from agalite import help
-from agalite.cli import COMMANDS, Train, main
-from agalite.envs import ENVIRONMENTS
-from agalite.memory import MODELS
+import agalite
+from agalite import cli
+from agalite.cli import COMMANDS, Train
 from agalite.supervised import command as lra
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))}
-PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "src/agalite"
+PAGES = {path.name: path for path in sorted(ROOT.glob("docs/*.md"))}
+PAGES |= {name: ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
 
-_BLOCK = re.compile(r"(?:<!--\s*([^>]*?)\s*-->\n)?```(\w+)\n(.*?)```", flags=re.DOTALL)
-CHEAP = [["agalite"], ["agalite", "--version"], ["agalite", "models"], ["agalite", "bench", "-h"]]
+_BLOCK = re.compile(r"(?:<!--\s*([^>]*?)\s*-->\n)?```(\w*)\n(.*?)```", flags=re.DOTALL)
 
-
-def blocks(page, language):
-    """(comment, code) of each block; "not run" must say why."""
-    found = [(note, code) for note, kind, code in _BLOCK.findall(PAGES[page]) if kind == language]
-    for note, code in found:
-        assert not note.startswith("not run") or len(note) > len("not run: ..."), code
-    return found
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
-# README's are run by tests/test_readme.py, each by itself.
+def blocks(page, *languages):
+    """(comment, language, code) of each block in one of the languages."""
+    return [block for block in _BLOCK.findall(TEXTS[page]) if block[1] in languages]
+
+
+def inline_code(page):
+    """The code between single backticks, outside blocks."""
+    text = _BLOCK.sub("", TEXTS[page])
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+# --- Python blocks --------------------------------------------------------------------------------
+
+# README's are run by test_readme.py.
 WITH_PYTHON = [page for page in PAGES if page != "README.md" and blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_blocks_compile(page):
+    for note, _, code in blocks(page, "python"):
+        assert not note.startswith("not run") or len(note) > len("not run: ..."), code
+        compile(code, page, "exec")
 
 
 @pytest.fixture
 def clean(tmp_path, monkeypatch):
-    """A folder to be in, and everything that the pages register forgotten afterwards."""
+    """A folder to be in; whatever the pages register is removed afterwards."""
     import gymnasium
+
+    from agalite.envs import ENVIRONMENTS
+    from agalite.memory import MODELS
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -58,14 +79,17 @@ def clean(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_python_blocks_run_as_printed(page, clean):
+def test_python_blocks_run_as_printed(page, clean, capsys):
     namespace = {"__name__": page}
-    for note, code in blocks(page, "python"):
-        if note.startswith("file: "):
+    for note, language, code in blocks(page, "python", "text"):
+        if note == "output":
+            assert capsys.readouterr().out.split() == code.split()  # the page wraps lines
+        elif note.startswith("file: "):
             (clean / note.removeprefix("file: ")).write_text(code, encoding="utf-8")
-        elif not note.startswith("not run"):
-            exec(compile(code, page, "exec"), namespace)  # our own text, in our own test
+        elif language == "python" and not note.startswith("not run"):
+            exec(compile(code, page, "exec"), namespace)
 
 
 # --- command lines --------------------------------------------------------------------------------
@@ -75,8 +99,7 @@ def parse(words):
     """Raises, or exits with another code than 0, unless the command line would accept this."""
     import tyro
 
-    from agalite.supervised import command as lra_options
-    from agalite.training import command as options
+    from agalite.training import command
 
     assert words.pop(0) == "agalite"
     if words[:1] == ["--debug"]:
@@ -95,12 +118,17 @@ def parse(words):
     name = " ".join(path)
     with _help_is_fine(" ".join([name, *words])):
         if found is Train:
-            options.parse(words, name)
+            command.parse(words, name)
         elif found in (lra.ListOps, lra.Text):
-            lra_options.parse(found.task, words, name)
+            lra.parse(found.task, words, name)
         else:
             assert not hasattr(found, "main"), f"say here how {name} is parsed"
             tyro.cli(found, args=words, prog=name)
+
+
+@cache
+def parse_once(line):
+    parse(shlex.split(line))
 
 
 @contextlib.contextmanager
@@ -128,39 +156,35 @@ def lines(text):
             yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
-def inline(text):
-    """Whole commands in inline code; placeholders are filled in, patterns like a|b left out."""
-    text = _BLOCK.sub("", text)
-    for code in re.findall(r"(?<!`)`(agalite [^`]+)`(?!`)", text):
-        words = " ".join(code.split()).split(" [")[0].split()
-        names = {"ENV": "tmaze", "M": "agalite", "RUN": "runs/NAME", "NAME": "tmaze"}
-        words = [names.get(word, word) for word in words]
-        if not any(mark in code for mark in ("|", "...", "COMMAND", "STUDY")) or "[" in code:
+def whole_commands(page):
+    """Commands in inline code that have all their arguments, as words.
+
+    Placeholders are filled in; patterns like a|b and names of commands alone are left out.
+    """
+    names = {"ENV": "tmaze", "M": "agalite", "RUN": "runs/NAME", "NAME": "tmaze"}
+    commands = {path for path, _ in cli.all_commands(COMMANDS, ["agalite"])}
+    for code in inline_code(page):
+        if not code.startswith("agalite "):
+            continue
+        words = [names.get(word, word) for word in code.split(" [")[0].split()]
+        pattern = any(mark in code for mark in ("|", "...", "COMMAND", "STUDY"))
+        alone = " ".join(words) in commands or isinstance(COMMANDS.get(words[-1]), dict)
+        if not alone and (not pattern or "[" in code):
             yield words
 
 
-@pytest.mark.parametrize("page", PAGES)
+@every_page
 def test_command_lines_are_accepted(page, capsys):
-    commands = [words for _, code in blocks(page, "sh") for words in lines(code)]
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    commands = [words for _, _, code in blocks(page, "sh") for words in lines(code)]
+    commands += [code.split() for code in inline_code(page) if code.startswith("make ")]
+    commands += whole_commands(page)
     for words in commands:
         if words[0] == "make":
             assert {word for word in words[1:] if "=" not in word} <= targets, words
         if words[0] == "agalite":
-            parse(list(words))
-    for words in inline(PAGES[page]):
-        if len(words) > 2 or words[1] not in COMMANDS or not isinstance(COMMANDS[words[1]], dict):
-            _complete(words)
+            parse_once(shlex.join(words))
     capsys.readouterr()
-
-
-def _complete(words):
-    """Inline code names a command more often than it gives all its arguments."""
-    name = " ".join(word for word in words[:3] if not word.startswith("-"))
-    commands = {path for path, _ in help.leaves(COMMANDS, ["agalite"])}
-    matching = [path for path in commands if name.startswith(path)]
-    if not any(words == path.split() for path in matching):
-        parse(list(words))
 
 
 def test_the_parser_of_this_test_refuses(capsys):
@@ -171,33 +195,203 @@ def test_the_parser_of_this_test_refuses(capsys):
         "agalite train tmase",
         "agalite eval runs/NAME --episode 3",
         "agalite lra text --memory gru --model.eta 2",
-        "agalite lra",
+        "agalite lra frob",
         "agalite --frob",
     ):
         with pytest.raises((AssertionError, ValueError)):
-            parse([*bad.split(), *([] if bad != "agalite lra" else ["frob"])])
+            parse(bad.split())
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("name", [name for name, _ in help.leaves(COMMANDS, ["agalite"])])
-def test_every_command_has_examples_that_are_accepted(name, capsys):
-    assert help.EXAMPLES.get(name), f"agalite.help.EXAMPLES lacks {name}"
-    for example in help.EXAMPLES[name]:
-        (words,) = lines(example)
-        assert " ".join(words).startswith(name)
-        parse(words)
+def test_every_command_has_examples_that_are_accepted(capsys):
+    for name, _ in cli.all_commands(COMMANDS, ["agalite"]):
+        assert cli.EXAMPLES.get(name), f"agalite.cli.EXAMPLES lacks {name}"
+        for example in cli.EXAMPLES[name]:
+            (words,) = lines(example)
+            assert " ".join(words).startswith(name)
+            parse_once(shlex.join(words))
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("words", CHEAP, ids=" ".join)
-def test_cheap_commands_run(words, capsys):
-    assert main(words[1:]) == 0
-    assert capsys.readouterr().out.strip()
+# --- names, paths and links -----------------------------------------------------------------------
+
+HISTORY = {"CHANGELOG.md"}  # it names what is gone
+REPOSITORY = [
+    path for folder in ("src", "tests", "examples") for path in ROOT.glob(f"{folder}/**/*")
+]
+
+
+def resolve(path):
+    """The file or folder that a page means by `path`; None if there is none."""
+    for root in (ROOT, ROOT / "src", PACKAGE, ROOT / "docs"):
+        if (root / path).exists():
+            return root / path
+    return None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in HISTORY])
+def test_paths_exist(page):
+    text = TEXTS[page]
+    names = {path.name for path in REPOSITORY}
+    # Files that the page itself writes: a comment, or `path`: and a block.
+    new = re.findall(r"<!-- file: (\S+) -->", text) + re.findall(r"`(\S+\.py)`:\n\n```", text)
+    code = [*inline_code(page), *(code for _, _, code in blocks(page, ""))]
+    paths = [path for part in code for path in re.findall(r"[\w./-]+\.(?:py|h|c)\b", part)]
+    paths += [path for part in code for path in re.findall(r"^(?:src|tests|docs)/[\w./-]*", part)]
+    paths += re.findall(r"(?<![\w/])(?:src|tests|examples)/[\w./-]+\.py", text)
+    paths += re.findall(r"(?<![\w/])results/[\w./-]*\w", "".join(_BLOCK.split(text)[::4]))
+    for path in paths:
+        known = path in names if "/" not in path else resolve(path)
+        fine = known or Path(path).name in {Path(x).name for x in new} or "NAME" in path
+        assert fine, f"{page}: {path} does not exist"
+
+
+@every_page
+def test_names_in_files_exist(page):
+    """`path.py`, `name`: the file defines the name."""
+    for path, name in re.findall(r"`([\w/.]+\.py)`, `([\w.]+)`", TEXTS[page]):
+        found = resolve(path)
+        if found is None or name.endswith(".py"):
+            continue
+        text = found.read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"\b(?:def|class) {part}\b|^{part}\b.*=", text, flags=re.MULTILINE), (
+                f"{page}: {path} does not define {part}"
+            )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in HISTORY])
+def test_dotted_names_exist(page):
+    names = [name for code in inline_code(page) for name in re.findall(r"^agalite(?:\.\w+)+", code)]
+    names += re.findall(r"^::: (\S+)", TEXTS[page], flags=re.MULTILINE)
+    for name in names:
+        assert exists(name), f"{page}: {name} does not exist"
+
+
+@cache
+def exists(name):
+    parts = name.split(".")
+    for size in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:size]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[size:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@every_page
+def test_links_resolve(page):
+    text = _BLOCK.sub("", TEXTS[page])
+    text = re.sub(r"`[^`]*`", "", text)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
+    for target in targets:
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+        assert path.exists(), f"{page}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{page}: {target}"
+
+
+def slug(heading):
+    """The anchor of a heading, on GitHub and on the site."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r": ([\w-]+\.md)$", text, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in ROOT.glob("docs/*.md"))
+
+
+def test_direction_of_dependence():
+    """Imports, lazy ones included, go only the way that architecture.md says."""
+    order = ["ops", "memory", "networks", "agents", "training", "supervised"]
+    last = ["studies", "bench", "export", "watch"]
+    allowed = {name: {*order[: i + 1], "envs"} for i, name in enumerate(order)}
+    for name in ("ops", "memory", "networks"):
+        allowed[name].remove("envs")
+    allowed |= {name: {*order, "envs", name} for name in last}
+    allowed["envs"] = {"envs"}
+    for name, fine in allowed.items():
+        for path in (PACKAGE / name).rglob("*.py"):
+            found = set(re.findall(r"^\s*from agalite\.(\w+)", path.read_text(), re.MULTILINE))
+            assert not found & {*allowed, "cli", "api"} - fine, path
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def stored(name):
+    return json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+
+
+def test_performance_is_short_and_says_what_was_measured():
+    page = TEXTS["performance.md"]
+    assert len(page.split()) <= 800
+    rows = []
+    for row in stored("throughput-training.json")["training"]:
+        share = f"{row['share_of_product_rate']:.0%}"
+        speed = f"{row['steps_per_second']:,.0f}"
+        rows.append(f"| {row['name']} | {row['parameters']:,} | {speed} | {share} |")
+    models = stored("throughput-models.json")["training"]
+    named = {"agalite's matrix products": "products"}
+    for name in re.findall(r"^\| (.*?) \| [\d.]+ \| \d+ \|$", page, flags=re.MULTILINE):
+        row = models[named.get(name, name)]
+        megabytes = row["temporary_bytes"] / 1e6
+        rows.append(f"| {name} | {row['milliseconds']:.1f} | {megabytes:.0f} |")
+    steps = {row["model"]: row for row in stored("latency/latency.json")["parts"]["stream"]["rows"]}
+    for name in re.findall(r"^\| (.*?) \| [\d.]+ \| [\d]+\.\d+ \|$", page, flags=re.MULTILINE):
+        row = steps[name]
+        rows.append(f"| {name} | {row['milliseconds']:.2f} | {row['by_reference']:.2f} |")
+    assert len(rows) == 7 + 5 + 5
+    for row in rows:
+        assert row in page
+
+
+def test_every_environment_is_on_its_page():
+    from agalite.envs import ENVIRONMENTS
+
+    for name in ENVIRONMENTS:
+        size = re.sub(r"^memory-maze", "", name)  # "`memory-maze-9x9`, `-11x11`"
+        assert f"`{name}`" in TEXTS["environments.md"] or f"`{size}`" in TEXTS["environments.md"]
+
+
+# --- files for the repository ---------------------------------------------------------------------
+
+
+def test_citation():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # the format's own
+    assert citation["version"] == agalite.__version__
+    (paper,) = citation["references"]
+    assert {"type", "title", "authors", "year", "journal"} <= set(paper)
+    assert paper["authors"][0]["family-names"] == "Pramanik"
+
+
+def test_workflow_and_hooks_parse():
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert any(".ci/run" in step.get("run", "") for step in steps)
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert {"ruff-check", "ruff-format"} <= {
+        hook["id"] for repository in hooks["repos"] for hook in repository["hooks"]
+    }
 
 
 # --- the site -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
@@ -209,16 +403,17 @@ def test_the_site_builds_strictly(tmp_path):
     config.plugins.run_event("startup", command="build", dirty=False)
     build(config)  # raises at a warning
     reference = (tmp_path / "commands.html").read_text(encoding="utf-8")
-    for name, _ in help.leaves(COMMANDS, ["agalite"]):
+    for name, _ in cli.all_commands(COMMANDS, ["agalite"]):
         assert f'id="{name.replace(" ", "-")}"' in reference
     plain = re.sub(r"<[^>]+>", "", reference)
     for text in ("--model.horizon", "--input-size", "agalite eval runs/NAME --greedy"):
         assert text in plain
     api = (tmp_path / "api.html").read_text(encoding="utf-8")
-    for name in ("agalite.ops.attention.agalite_attention", "agalite.interop.flax.NNXMemory"):
+    for name in re.findall(r"^::: (\S+)", TEXTS["api.md"], flags=re.MULTILINE):
         assert f'id="{name}"' in api
+    assert "<strong>Arguments:</strong>" in api
     pages = {path.stem for path in tmp_path.glob("*.html")}
-    assert {Path(page).stem for page in PAGES if page != "README.md"} <= pages
+    assert {path.stem for path in ROOT.glob("docs/*.md")} <= pages
     for report in (ROOT / "results/studies").glob("*/report.html"):
         assert (tmp_path / report.relative_to(ROOT)).read_bytes() == report.read_bytes()
     # Nothing is fetched from elsewhere, and the equations are drawn without a script.

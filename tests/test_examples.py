@@ -1,4 +1,4 @@
-"""The scripts in examples/, as a user runs them, but in one process: JAX starts slowly."""
+"""The scripts in examples/, in one process: importing JAX takes long."""
 
 import re
 import runpy
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-ELSEWHERE = {"onnx_tmaze"}  # tests/test_export.py
+ELSEWHERE = {"onnx_tmaze"}  # tests/export/test_export.py
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_streaming(run):
     out = run("streaming")
-    assert "2,560 floats carried" in out
+    assert "2,560 floats of state" in out
 
 
 def test_plain_jax(run):

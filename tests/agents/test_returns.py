@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from agalite.agents.returns import gae, lambda_returns, vtrace
+from returns_oracle import lambda_oracle, vtrace_oracle
 
 T = 9
 NUMBERS = st.floats(-10, 10, width=32)
@@ -32,45 +33,6 @@ def streams(draw):
     next_values = np.where(truncated, finals, values[1:])
     next_values = np.where(terminated, np.float32(0), next_values)
     return rewards, values[:-1], next_values, terminated | truncated, log_ratios
-
-
-def _last(t, ends):
-    """The step with which the episode, or the stream, ends that step t belongs to."""
-    return next((i for i in range(t, T) if ends[i]), T - 1)
-
-
-def lambda_oracle(rewards, next_values, ends, gamma, gae_lambda):
-    """The average of the n-step returns, each written out; the longest has the remaining weight."""
-    result = np.zeros(T)
-    for t in range(T):
-        longest = _last(t, ends) - t + 1
-        for n in range(1, longest + 1):
-            n_step = sum(gamma**i * float(rewards[t + i]) for i in range(n))
-            n_step += gamma**n * float(next_values[t + n - 1])
-            weight = gae_lambda ** (n - 1) * (1.0 if n == longest else 1 - gae_lambda)
-            result[t] += weight * n_step
-    return result
-
-
-def vtrace_oracle(
-    log_ratios, rewards, values, next_values, ends, gamma, gae_lambda, clip_rho, clip_c
-):
-    """Equation 1 of Espeholt et al. with lambda in the c's; then those targets' advantages."""
-    values, next_values = values.astype(float), next_values.astype(float)
-    ratios = np.exp(log_ratios.astype(float))
-    rho, c = np.minimum(clip_rho, ratios), gae_lambda * np.minimum(clip_c, ratios)
-    targets, advantages = np.zeros(T), np.zeros(T)
-    for t in range(T):
-        targets[t] = values[t]
-        for s in range(t, _last(t, ends) + 1):
-            surprise = rho[s] * (rewards[s] + gamma * next_values[s] - values[s])
-            targets[t] += gamma ** (s - t) * np.prod(c[t:s]) * surprise
-    for t in range(T):
-        after = next_values[t]
-        if t < _last(t, ends):
-            after = (1 - gae_lambda) * next_values[t] + gae_lambda * targets[t + 1]
-        advantages[t] = rho[t] * (rewards[t] + gamma * after - values[t])
-    return targets, advantages
 
 
 @jax.jit

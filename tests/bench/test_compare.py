@@ -1,4 +1,4 @@
-"""Two result files side by side (a second)."""
+"""Comparing two result files."""
 
 import json
 
@@ -13,7 +13,7 @@ SLOW = [0.020, 0.021, 0.020, 0.022, 0.020]
 
 
 def latency(seconds, *, bound=(0.005, 0.005, 0.006), benchmark="latency"):
-    """As `agalite bench latency` writes it."""
+    """Results in the form of `agalite bench latency`."""
     rows = [
         {"model": "agalite(4,1)", "x": 128, "seconds": list(seconds)},
         {"model": "matrix products alone", "x": 128, "seconds": list(bound)},
@@ -39,7 +39,7 @@ def verdicts(before, after, **options):
     return {c.name: (c.verdict, c.factor) for c in changes}
 
 
-def test_a_change_is_one_only_beyond_the_noise(file):
+def test_change_is_reported_only_beyond_the_noise(file):
     fast, slow = file(latency(FAST)), file(latency(SLOW))
     noisy = file(latency([0.008, 0.009, 0.012, 0.030, 0.031]))
     name = "sequence / agalite(4,1) / 128"
@@ -47,13 +47,13 @@ def test_a_change_is_one_only_beyond_the_noise(file):
     assert verdicts(slow, fast)[name] == ("faster", pytest.approx(0.5))
     assert verdicts(fast, fast)[name] == ("within noise", 1.0)
     assert verdicts(fast, noisy)[name][0] == "within noise"
-    # The middle halves do not meet, but one is wider than what lies between the medians.
+    # The middle halves are disjoint, but one is wider than the distance of the medians.
     wide = file(latency([0.0105, 0.0111, 0.012, 0.020, 0.025]))
     assert verdicts(fast, wide)[name][0] == "within noise"
     assert verdicts(fast, file(latency(SLOW[:2])))[name][0] == "too few runs"
 
 
-def test_more_a_second_is_faster(file):
+def test_higher_rate_is_faster(file):
     def envs(rates):
         return {"environments": {"tmaze": {"together": 8, "steps_per_second": rates}}}
 
@@ -62,7 +62,7 @@ def test_more_a_second_is_faster(file):
     assert verdicts(many, few)["environments / tmaze"][0] == "SLOWER"
 
 
-def test_a_rate_with_its_spread_is_a_measurement(file):
+def test_rate_with_spread_is_a_measurement(file):
     def ways(rate):
         row = {"name": "synchronous", "steps_per_second": rate, "spread": 0.05}
         return {"ways": [row]}
@@ -74,7 +74,7 @@ def test_a_rate_with_its_spread_is_a_measurement(file):
 
 
 def test_divided_by_the_bound_a_slower_machine_is_no_change(file):
-    """Everything takes twice as long, the bound too."""
+    """Everything takes twice as long, including the bound."""
     here = file(latency(FAST))
     there = file(latency([2 * s for s in FAST], bound=(0.010, 0.010, 0.012)))
     name = "sequence / agalite(4,1) / 128"
@@ -85,7 +85,7 @@ def test_divided_by_the_bound_a_slower_machine_is_no_change(file):
         verdicts(here, there, by="frob")
 
 
-def test_each_is_divided_by_the_bound_of_its_own_part_and_length(file):
+def test_divided_by_the_bound_of_the_same_part_and_length(file):
     def rows(scale):
         return [
             {"model": m, "x": x, "seconds": [s * scale] * 3}
@@ -106,7 +106,7 @@ def test_each_is_divided_by_the_bound_of_its_own_part_and_length(file):
 
 
 def test_rows_of_different_panels_stay_apart(file):
-    """As `agalite bench cost` writes them: eta = 4 and r = 4 are two measurements."""
+    """In results of `agalite bench cost`, eta = 4 and r = 4 are two measurements."""
     row = {"model": "AGaLiTe", "x": 4, "seconds": FAST}
     parts = [{"against": "eta", "rows": [row]}, {"against": "r", "rows": [row | {"seconds": SLOW}]}]
     found = measurements(read(file({"benchmark": "cost", "scaling": parts})))
@@ -130,11 +130,11 @@ def test_files_that_do_not_match_are_refused(file, tmp_path):
     with pytest.raises(ValueError, match="is not a JSON file"):
         read(tmp_path / "text.json")
     (tmp_path / "list.json").write_text(json.dumps({"parts": {}}))
-    with pytest.raises(ValueError, match="does not say on which machine"):
+    with pytest.raises(ValueError, match="does not describe the machine"):
         read(tmp_path / "list.json")
 
 
-def test_the_command_never_fails_for_a_timing(file, tmp_path, capsys, monkeypatch):
+def test_command_succeeds_whatever_the_timings(file, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     fast, slow = file(latency(FAST)), file(latency(SLOW) | {"settings": {"runs": 3}})
     assert main(["bench", "compare", str(fast), str(slow)]) == 0

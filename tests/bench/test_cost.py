@@ -1,4 +1,4 @@
-"""What is counted equals what the paper printed and what the models and the compiler say (10 s)."""
+"""Counted operations and state: against the paper's figures, the models and XLA."""
 
 import csv
 import json
@@ -6,6 +6,7 @@ import json
 import equinox as eqx
 import pytest
 
+from agalite.bench import cost
 from agalite.bench.cost import head_cost
 from agalite.bench.flops import (
     AGALITE,
@@ -19,28 +20,29 @@ from agalite.bench.flops import (
     LINEAR,
     evaluate,
     ratios,
-    truncated,
+    truncate,
 )
+from agalite.bench.timing import Program
 from agalite.cli import main
 from agalite.memory import make_memory
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.where)
-def test_the_papers_state_ratios_are_reproduced_to_the_digit(claim):
+def test_state_ratios_of_the_paper_are_reproduced_to_the_digit(claim):
     found = ratios(claim, GTRXL, AGALITE)["state"]
-    assert truncated(found, claim.digits) == claim.state
+    assert truncate(found, claim.digits) == claim.state
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.where)
-def test_the_papers_operation_ratios_lie_between_our_counts(claim):
-    """The paper gives no formula; with and without GTrXL's position codes its figure is between."""
+def test_operation_ratios_of_the_paper_lie_between_two_counts(claim):
+    """The paper gives no formula: its figure lies between counts without and with positions."""
     low = ratios(claim, GTRXL_PLAIN, AGALITE)["operations"]
     high = ratios(claim, GTRXL, AGALITE)["operations"]
     assert low < claim.operations < high
     assert high / claim.operations < 1.11
 
 
-def test_an_example_by_hand():
+def test_counts_by_hand():
     sizes = {"d": 128, "V": 64, "M": 256, "eta": 4, "r": 1, "H": 4}
     assert evaluate("2*M*d*V", **sizes) == 4_194_304
     assert AGALITE.total("state", **sizes) == 896
@@ -65,7 +67,7 @@ def test_an_example_by_hand():
         ("gtrxl", {"memory": 20}, GTRXL_CACHED),
     ],
 )
-def test_state_formulas_are_the_models_own(name, options, count):
+def test_state_formulas_equal_the_state_of_the_models(name, options, count):
     size = {"d_model": 12, "layers": 2, "heads": 3, "head_size": 8, "ffn_size": 4}
     memory = eqx.filter_eval_shape(make_memory, name, 5, **size, **options)
     sizes = {"d": 12, "V": 8, "H": 3, "M": 20, "eta": 4, "r": 1} | options
@@ -82,8 +84,8 @@ def test_state_formulas_are_the_models_own(name, options, count):
         ("gtrxl", {"memory": 128, "cache": False}, GTRXL_PLAIN),
     ],
 )
-def test_the_compiler_counts_as_many_operations(name, options, count):
-    """XLA counts a multiplication and its addition as two, and the output's projection too."""
+def test_xla_counts_as_many_operations(name, options, count):
+    """XLA counts a multiplication and its addition as two, and the output projection too."""
     d, v = 128, 64
     found = head_cost(name, d, v, options)
     sizes = {"d": d, "V": v, "M": 128, "eta": 4, "r": 1, "H": 1} | options
@@ -93,7 +95,7 @@ def test_the_compiler_counts_as_many_operations(name, options, count):
     assert found["state_floats"] == count.total("state", **sizes)
 
 
-def test_every_formula_grows_with_what_it_should():
+def test_formulas_grow_with_their_sizes():
     small = {"d": 16, "V": 8, "M": 10, "eta": 2, "r": 1, "H": 2}
     for count in COUNTS:
         grows = [
@@ -105,10 +107,15 @@ def test_every_formula_grows_with_what_it_should():
         assert ("M" in grows) == ("GTrXL" in count.name)
 
 
-def test_the_command_writes_tables_and_figures(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stub", "compiled"]
+)
+def test_command_writes_tables_and_figures(compiled, tmp_path, capsys, monkeypatch):
+    """The steps of the models are compiled, or replaced by a function that does nothing."""
     monkeypatch.setenv("COLUMNS", "160")
+    if not compiled:
+        monkeypatch.setattr(cost.programs, "stream", lambda name, _: Program(name, int, 0))
     arguments = ["bench", "cost", "--quick", "--seconds", "0.01", "--stream", "1000"]
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "the one of these tests stays")
     assert main([*arguments, "--out", str(tmp_path / "cost")]) == 0
     out = capsys.readouterr().out
     for text in ("125.1x", "36.57x", "2*M*d*V", "3*eta*d", "GTrXL, cached"):

@@ -1,4 +1,8 @@
-"""The Craftax adapter against the `craftax` package itself, which is the reference."""
+"""The Craftax adapter against the `craftax` package.
+
+Compiling Craftax takes a minute or more, so the quick tests trace the programs without compiling
+them, and what runs them is slow.
+"""
 
 import sys
 
@@ -13,7 +17,7 @@ from craftax.craftax_classic.constants import Achievement, BlockType
 from craftax.craftax_classic.envs.craftax_symbolic_env import CraftaxClassicSymbolicEnvNoAutoReset
 
 from agalite.envs.craftax import Craftax, CraftaxClassic
-from agalite.envs.vector import Vector
+from agalite.envs.vector import VectorEnv
 
 COUNT = 4
 LIMIT = 120  # random play dies after 145 steps or so: this gives both kinds of end
@@ -25,7 +29,7 @@ class Classic:
 
     def __init__(self) -> None:
         self.env = CraftaxClassic(max_steps=LIMIT)
-        self.vector = Vector(self.env, COUNT)
+        self.vector = VectorEnv(self.env, COUNT)
         package = CraftaxClassicSymbolicEnvNoAutoReset()
         limited = package.default_params.replace(max_timesteps=LIMIT)
 
@@ -48,6 +52,43 @@ def classic() -> Classic:
     return Classic()
 
 
+@pytest.mark.parametrize(
+    ("kind", "features", "actions", "achievements"),
+    [(CraftaxClassic, 1345, 17, 22), (Craftax, 8268, 43, 67)],
+)
+def test_shapes_names_and_ends(kind, features, actions, achievements) -> None:
+    """What can be told without compiling; ends are computed from a state made of zeros."""
+    env = kind(max_steps=LIMIT)
+    params, key = env.default_params, jax.random.key(0)
+    obs, state = jax.eval_shape(lambda k: env.reset_env(k, params), key)
+    assert (obs.shape, obs.dtype) == (env.observation_space().shape, jnp.float32)
+    assert obs.shape == (features,)
+    assert env.num_actions == env.action_space().n == actions
+    after = jax.eval_shape(lambda k, s: env.step_env(k, s, jnp.int32(0), params), key, state)
+    their_obs, their_state, reward, terminated, info = after
+    assert (their_obs.shape, reward.dtype, terminated.dtype) == (obs.shape, jnp.float32, jnp.bool_)
+    assert sum(name.startswith("Achievements/") for name in info) == achievements
+    assert "discount" not in info
+    for leaf, other in zip(jax.tree.leaves(state), jax.tree.leaves(their_state), strict=True):
+        assert (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
+        assert [leaf.weak_type, other.weak_type] == [False] * 2, "a step would compile twice"
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+    health = zeros.game.player_health.dtype
+    for alive, time, expected in (
+        (True, 7, (False, False)),
+        (False, 7, (True, False)),
+        (True, LIMIT, (False, True)),
+        (False, LIMIT, (True, False)),
+    ):
+        game = zeros.game.replace(
+            timestep=jnp.int32(time), player_health=jnp.asarray(alive, health)
+        )
+        here = zeros.replace(time=jnp.int32(time), game=game)
+        ends = env.is_terminated(here, params), env.is_truncated(here, params)
+        assert tuple(map(bool, ends)) == expected
+
+
 def actions_at(key, number: int):
     return jax.random.randint(key, (COUNT,), 0, number)
 
@@ -62,6 +103,7 @@ def assert_equal(ours, theirs) -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_classic_plays_as_the_package_and_says_why_episodes_end(classic) -> None:
     key = jax.random.key(0)
     obs, state = classic.reset(key)
@@ -98,6 +140,7 @@ def test_classic_plays_as_the_package_and_says_why_episodes_end(classic) -> None
     assert classic.plain._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_end_by_death_by_time_by_both_and_not_at_all(classic) -> None:
     """Row 0 goes on, row 1 dies, row 2 comes to the limit, row 3 does both at once."""
     _, state = classic.reset(jax.random.key(1))
@@ -116,7 +159,7 @@ def test_end_by_death_by_time_by_both_and_not_at_all(classic) -> None:
     reached = info["Achievements/collect_coal"]
     np.testing.assert_array_equal(reached, np.float32([0, 100, 100, 100]))
     assert (np.asarray(info["score"]) > 0).tolist() == [False, True, True, True]
-    # Three new worlds, all different; the one that goes on is untouched.
+    # Three new maps, all different; the one that goes on is untouched.
     assert len({np.asarray(after.game.map[i]).tobytes() for i in range(COUNT)}) == COUNT
     np.testing.assert_array_equal(after.game.map[0], game.map[0])
     np.testing.assert_array_equal(obs[0], info["final_observation"][0])
@@ -125,18 +168,20 @@ def test_end_by_death_by_time_by_both_and_not_at_all(classic) -> None:
     assert len([name for name in info if name.startswith("Achievements/")]) == 22
 
 
+@pytest.mark.slow
 def test_same_key_same_game(classic) -> None:
     first, again, other = (classic.reset(jax.random.key(seed)) for seed in (5, 5, 6))
     assert_equal(first, again)
     assert not np.array_equal(first[1].game.map, other[1].game.map)
-    # Each of the batch has a world of its own.
+    # Each of the batch has a map of its own.
     assert not np.array_equal(first[1].game.map[0], first[1].game.map[1])
 
 
+@pytest.mark.slow
 def test_the_full_game() -> None:
     """One program, since compiling it is slow: reset, and steps with all kinds of end."""
     env = Craftax(max_steps=25)
-    vector = Vector(env, 2)
+    vector = VectorEnv(env, 2)
 
     @jax.jit
     def play(key):
@@ -182,6 +227,7 @@ def test_the_full_game() -> None:
     assert len(np.unique(np.asarray(frame).reshape(-1, 3), axis=0)) > 20
 
 
+@pytest.mark.slow
 def test_the_classic_picture_shows_where_the_player_is(classic) -> None:
     _, state = classic.reset(jax.random.key(3))
     one = jax.tree.map(lambda x: x[0], state)
@@ -189,7 +235,7 @@ def test_the_classic_picture_shows_where_the_player_is(classic) -> None:
     assert frame.shape == (144, 144, 3)
     assert frame.dtype == np.uint8
     np.testing.assert_array_equal(frame, classic.env.render(one))
-    # The tile above the player, prepare_for_inference to water, changes there and nowhere else.
+    # The tile above the player, turned to water, changes there and nowhere else.
     row, column = np.asarray(one.game.player_position)
     flooded = one.game.replace(map=one.game.map.at[row - 1, column].set(BlockType.WATER.value))
     changed = (np.asarray(classic.env.render(one.replace(game=flooded))) != frame).any(-1)

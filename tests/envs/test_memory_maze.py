@@ -1,4 +1,7 @@
-"""Memory Maze: the package's, frame by frame, and faster; about 60 s."""
+"""Memory Maze against the `memory-maze` package, frame by frame.
+
+The quick tests play a handful of frames in the smallest maze.
+"""
 
 import gc
 import itertools
@@ -16,18 +19,17 @@ from PIL import Image
 
 from agalite.cli import main
 from agalite.envs import ENVIRONMENTS, command, make, registry
-from agalite.envs.memory_maze import headless
-from agalite.envs.memory_maze.env import SIZES, MemoryMaze
+from agalite.envs.memory_maze import SIZES, MemoryMaze, headless
 
 NAME = "memory-maze-9x9"
 
 
 def _obstacle() -> str:
     """Why Memory Maze cannot run here, if it cannot."""
-    if ENVIRONMENTS[NAME].missing():
-        return f"needs {ENVIRONMENTS[NAME].installation}"
+    if ENVIRONMENTS[NAME].missing_packages():
+        return f"needs {ENVIRONMENTS[NAME].install_hint}"
     try:
-        headless.choose()
+        headless.select_backend()
     except RuntimeError as error:
         return str(error)
     return ""
@@ -35,6 +37,7 @@ def _obstacle() -> str:
 
 OBSTACLE = _obstacle()
 real = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE)
+slow = pytest.mark.slow
 
 
 def _package(size, **options):
@@ -65,10 +68,11 @@ EXTRAS |= {"target_color", "maze_layout"}
 @pytest.mark.parametrize(
     ("size", "steps", "found", "options"),
     [
-        (9, (110, 10), 3, {}),  # the package makes 20 steps a second
-        (11, (15,), 0, {"oracle": True}),
-        (13, (15,), 0, {"good_visibility": True}),
-        (15, (15, 6), 0, {"randomize_colors": True}),
+        (9, (5,), 0, {}),
+        pytest.param(9, (110, 10), 3, {}, marks=slow),  # the package makes 20 steps a second
+        pytest.param(11, (15,), 0, {"oracle": True}, marks=slow),
+        pytest.param(13, (15,), 0, {"good_visibility": True}, marks=slow),
+        pytest.param(15, (15, 6), 0, {"randomize_colors": True}, marks=slow),
     ],
 )
 def test_everything_is_the_packages_bit_for_bit(size, steps, found, options):
@@ -93,7 +97,7 @@ def test_everything_is_the_packages_bit_for_bit(size, steps, found, options):
             np.testing.assert_array_equal(mine.physics.data.qvel, other.physics.data.qvel)
             assert mine.task._current_target_ix == other.task._current_target_ix
             drawn.append(mine._observation_updater._camera.scene.ngeom)
-            there = int((mine._observation_updater._view._groups < 3).sum())
+            there = int((mine._observation_updater._culling._groups < 3).sum())
             if step == count:
                 break
             action = _towards(info, step)
@@ -114,6 +118,7 @@ def test_everything_is_the_packages_bit_for_bit(size, steps, found, options):
 
 
 @real
+@slow
 def test_without_extras_the_picture_is_the_packages_image_only_one():
     theirs = _package(9, seed=5, image_only_obs=True)
     ours = MemoryMaze(9)
@@ -128,6 +133,7 @@ def test_without_extras_the_picture_is_the_packages_image_only_one():
 
 
 @real
+@slow
 def test_an_episode_is_truncated_at_the_packages_limit_and_the_oracle_does_well():
     from agalite.envs.memory_maze import oracle
 
@@ -146,6 +152,7 @@ def test_an_episode_is_truncated_at_the_packages_limit_and_the_oracle_does_well(
 
 
 @real
+@slow
 def test_a_seed_fixes_this_episode_and_the_next():
     def play(env, seed):
         frames = []
@@ -163,6 +170,20 @@ def test_a_seed_fixes_this_episode_and_the_next():
 
 
 @real
+def test_a_few_steps_through_gymnasium():
+    env = gymnasium.make("agalite/MemoryMaze-9x9-v0", max_steps=3)
+    obs, _ = env.reset(seed=0)
+    for step in range(3):
+        before = obs
+        obs, _, terminated, truncated, info = env.step(1)
+        assert env.observation_space.contains(obs)
+        assert (obs != before).any()
+        assert (terminated, truncated, info) == (False, step == 2, {})
+    env.close()
+
+
+@real
+@slow
 def test_it_is_a_gymnasium_environment_and_can_be_looked_at():
     env = gymnasium.make("agalite/MemoryMaze-9x9-v0", render_mode="rgb_array", max_steps=5)
     check_env(env.unwrapped, skip_close_check=True)
@@ -185,6 +206,7 @@ def test_it_is_a_gymnasium_environment_and_can_be_looked_at():
 
 
 @real
+@slow
 def test_made_or_begun_again_and_again_it_keeps_no_memory():
     def resident():
         gc.collect()
@@ -208,10 +230,11 @@ def test_made_or_begun_again_and_again_it_keeps_no_memory():
 
 
 @real
+@slow
 def test_workers_give_what_one_process_gives():
     results = []
     for asynchronous in (False, True):
-        with make(NAME, count=2, seed=1, asynchronous=asynchronous, max_steps=4) as vector:
+        with make(NAME, num_envs=2, seed=1, asynchronous=asynchronous, max_steps=4) as vector:
             seen = [vector.reset()]
             for step in range(6):
                 result = vector.step(np.array([1, 4]))
@@ -225,6 +248,7 @@ def test_workers_give_what_one_process_gives():
 
 
 @real
+@slow
 def test_a_program_that_never_closes_it_ends_quietly():
     code = (
         "from agalite.envs.memory_maze.env import MemoryMaze\n"
@@ -248,14 +272,14 @@ def test_the_command_line_shows_one(tmp_path, capsys):
 
 
 def test_the_table_knows_the_four_sizes(monkeypatch):
-    rows = {row[0]: row[1:] for row in command.rows()}
     for size, facts in SIZES.items():
         name = f"memory-maze-{size}x{size}"
         assert registry.on_host(name)
         assert f"{facts.objects} objects" in ENVIRONMENTS[name].summary
-        if not ENVIRONMENTS[name].missing():
+        if not ENVIRONMENTS[name].missing_packages():
+            row = command._describe_gymnasium(ENVIRONMENTS[name].gymnasium_id)
             limit = str(facts.max_steps)
-            assert rows[name][:3] == ("Box(64x64x3) uint8, 0 to 255", "Discrete(6)", limit)
+            assert row == ("Box(64x64x3) uint8, 0 to 255", "Discrete(6)", limit)
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
     missing = r'labmaze are not installed: pip install "agalite\[envs,memory-maze\]"'
     with pytest.raises(ValueError, match=missing):
@@ -306,16 +330,17 @@ def test_without_opengl_the_packages_to_install_are_named(monkeypatch):
 
     monkeypatch.setattr(headless.ctypes, "CDLL", absent)
     with pytest.raises(RuntimeError, match=r"apt-get install -y libegl1 libgl1 .*libosmesa6"):
-        headless.choose()
+        headless.select_backend()
     with pytest.raises(RuntimeError, match=r"egl: libEGL.so.1 cannot be loaded; osmesa: libOSMesa"):
-        headless.choose()
+        headless.select_backend()
     assert headless.VARIABLE not in os.environ
     monkeypatch.setenv(headless.VARIABLE, "glfw")
-    headless.choose()
+    headless.select_backend()
     assert os.environ[headless.VARIABLE] == "glfw", "what the user has set stays"
 
 
 @real
+@slow
 def test_a_wrong_choice_of_the_users_is_explained():
     code = (
         "from agalite.envs.memory_maze.env import MemoryMaze\n"

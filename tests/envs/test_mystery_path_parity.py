@@ -1,4 +1,7 @@
-"""Ours against the real Memory Gym: the same path and actions give the same everything."""
+"""Mystery Path against Memory Gym: the same path and actions give the same episode.
+
+The quick tests compare a few episodes of each variant, the slow ones hundreds.
+"""
 
 import os
 import sys
@@ -12,8 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from agalite.envs.mystery_path import generator, pixels
-from agalite.envs.mystery_path.env import MysteryPath, MysteryPathGrid
+from agalite.envs.mystery_path import MysteryPath, MysteryPathGrid, generator, pixels
 
 # What the paper sets; everything else is the original's default.
 PAPER: dict[str, Any] = {"show_origin": True, "show_goal": True, "reward_path_progress": 0.1}
@@ -61,18 +63,18 @@ def memory_gym() -> Iterator[ModuleType]:
     sys.modules["pygame"].quit()
 
 
-def follow_on_grid(world: Any, ahead: tuple[int, int]) -> int:
+def follow_on_grid(original: Any, ahead: tuple[int, int]) -> int:
     facing = {(0, -1): 0, (-1, 0): 90, (0, 1): 180, (1, 0): 270}[ahead]
-    return {0: 3, 90: 1, 180: 1, 270: 2}[(facing - world.agent.rotation) % 360]
+    return {0: 3, 90: 1, 180: 1, 270: 2}[(facing - original.agent.rotation) % 360]
 
 
-def follow_freely(world: Any, ahead: tuple[int, int]) -> int:
-    del world
+def follow_freely(original: Any, ahead: tuple[int, int]) -> int:
+    del original
     return 3 * (0, 2, 1)[ahead[0]] + (0, 2, 1)[ahead[1]]
 
 
 def record(
-    world: Any,
+    original: Any,
     seeds: range,
     options: dict[str, Any],
     count: int,
@@ -84,24 +86,24 @@ def record(
     first, frames, rewards, infos, ends = [], [], [], [], []
     for row, seed in enumerate(seeds):
         rng = np.random.default_rng(seed)
-        obs, _ = world.reset(seed=seed, options=options)
-        path = [(node.x, node.y) for node in reversed(world.mystery_path.path)]
-        assert (path[0], path[-1]) == (world.start, world.end)
+        obs, _ = original.reset(seed=seed, options=options)
+        path = [(node.x, node.y) for node in reversed(original.mystery_path.path)]
+        assert (path[0], path[-1]) == (original.start, original.end)
         grids[row][tuple(np.transpose(path))] = True
-        ends.append((world.start, world.end))
+        ends.append((original.start, original.end))
         first.append(obs)
         seen, paid, done, info = [], [], False, {}
         while not done:
-            column, line = world.normalized_agent_position
+            column, line = original.normalized_agent_position
             tile = int(column), int(line)
             if tile not in path or rng.random() < WANDER[seed % len(WANDER)]:
                 action = int(rng.integers(count))
             else:
                 onward = path[path.index(tile) + 1]
-                action = follow(world, (onward[0] - tile[0], onward[1] - tile[1]))
+                action = follow(original, (onward[0] - tile[0], onward[1] - tile[1]))
             actions[row, len(seen)] = action
             sent = action if count == 4 else [action // 3, action % 3]
-            obs, reward, done, truncated, info = world.step(sent)
+            obs, reward, done, truncated, info = original.step(sent)
             assert not truncated
             seen.append(obs)
             paid.append(reward)
@@ -156,37 +158,60 @@ def compare(replay: Callable[..., Any], params: Any, old: Recording) -> dict[str
     return happened
 
 
+def test_a_few_episodes_on_the_grid_are_the_original_s(memory_gym: ModuleType) -> None:
+    original = memory_gym.mystery_path_grid.GridMysteryPathEnv()
+    old = record(original, range(8), PAPER, 4, follow_on_grid, 128)
+    happened = compare(replayer(MysteryPathGrid()), MysteryPathGrid().default_params, old)
+    assert min(happened.values()) > 0, happened
+
+
+@pytest.mark.parametrize("options", [{}, {"agent_speed": 4.3, "agent_scale": 0.34}], ids=str)
+def test_a_few_continuous_episodes_are_the_original_s(
+    memory_gym: ModuleType, options: dict[str, Any]
+) -> None:
+    original = memory_gym.mystery_path.MysteryPathEnv()
+    env = MysteryPath(max_steps=64, **options)
+    mixed = PAPER | options | {"max_steps": 64}
+    happened = compare(
+        replayer(env), env.default_params, record(original, range(8), mixed, 9, follow_freely, 64)
+    )
+    assert min(happened.values()) > 0, happened
+
+
+@pytest.mark.slow
 def test_the_grid_variant_is_the_original(memory_gym: ModuleType) -> None:
-    world = memory_gym.mystery_path_grid.GridMysteryPathEnv()
+    original = memory_gym.mystery_path_grid.GridMysteryPathEnv()
     replay = replayer(MysteryPathGrid())
     total: dict[str, int] = dict.fromkeys(EVENTS, 0)
     for begin in range(0, 200, 40):
-        old = record(world, range(begin, begin + 40), PAPER, 4, follow_on_grid, 128)
+        old = record(original, range(begin, begin + 40), PAPER, 4, follow_on_grid, 128)
         for name, number in compare(replay, MysteryPathGrid().default_params, old).items():
             total[name] += number
     assert min(total.values()) > 25, total
     ignored: dict[str, Any] = {"agent_scale": 0.4}
     for turn, options in enumerate([*SHARED, ignored]):
         mixed = PAPER | options
-        old = record(world, range(40 * turn, 40 * turn + 40), mixed, 4, follow_on_grid, 128)
+        old = record(original, range(40 * turn, 40 * turn + 40), mixed, 4, follow_on_grid, 128)
         compare(replay, MysteryPathGrid(**mixed).default_params, old)
 
 
+@pytest.mark.slow
 def test_the_continuous_variant_is_the_original(memory_gym: ModuleType) -> None:
-    world = memory_gym.mystery_path.MysteryPathEnv()
+    original = memory_gym.mystery_path.MysteryPathEnv()
     replay = replayer(MysteryPath())
     total: dict[str, int] = dict.fromkeys(EVENTS, 0)
     for begin in range(0, 208, 8):
-        old = record(world, range(begin, begin + 8), PAPER, 9, follow_freely, 512)
+        old = record(original, range(begin, begin + 8), PAPER, 9, follow_freely, 512)
         for name, number in compare(replay, MysteryPath().default_params, old).items():
             total[name] += number
     assert min(total.values()) > 25, total
     for turn, options in enumerate(SHARED):
         mixed = PAPER | options
-        old = record(world, range(8 * turn, 8 * turn + 8), mixed, 9, follow_freely, 512)
+        old = record(original, range(8 * turn, 8 * turn + 8), mixed, 9, follow_freely, 512)
         compare(replay, MysteryPath(**mixed).default_params, old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"agent_speed": x} for x in SPEEDS] + [{"agent_scale": x} for x in SCALES],
@@ -195,10 +220,10 @@ def test_the_continuous_variant_is_the_original(memory_gym: ModuleType) -> None:
 def test_speeds_and_scales_are_the_original_s(
     memory_gym: ModuleType, options: dict[str, Any]
 ) -> None:
-    world = memory_gym.mystery_path.MysteryPathEnv()
+    original = memory_gym.mystery_path.MysteryPathEnv()
     env = MysteryPath(max_steps=64, **options)
     mixed = PAPER | options | {"max_steps": 64}
-    old = record(world, range(40), mixed, 9, follow_freely, 64)
+    old = record(original, range(40), mixed, 9, follow_freely, 64)
     compare(replayer(env), env.default_params, old)
 
 
@@ -212,31 +237,31 @@ def test_every_sprite_is_the_original_s(memory_gym: ModuleType) -> None:
     between = [(a + b) / 2 for a, b in zip(steps, [*steps[1:], 0.48], strict=True)]
     for scale in [*steps, *between, 0.25]:
         controller = memory_gym.character_controller.CharacterController(3.0, scale)
-        looks = pixels.atlas(scale)
-        rows = looks.rows.reshape(2, 8, looks.height + 1, -1, 3)[0, :, :-1]
+        sprites = pixels.atlas(scale)
+        rows = sprites.rows.reshape(2, 8, sprites.height + 1, -1, 3)[0, :, :-1]
         for turn in range(8):
             surface, _ = controller.get_rotated_sprite(45 * turn)
             theirs = pygame.surfarray.array3d(surface)
             blue = np.all(theirs == (0, 0, 255), axis=-1)
             ours = np.zeros((2 * 83, 2 * 83, 3), np.uint8)
-            ours[83 + looks.top : 83 + looks.top + looks.height] = rows[turn]
+            ours[83 + sprites.top : 83 + sprites.top + sprites.height] = rows[turn]
             shown = np.any(ours, axis=-1)
             ours = np.where(shown[..., None], ours ^ 1, 0)
-            place = slice(83 - len(blue) // 2, 83 - len(blue) // 2 + len(blue))
-            np.testing.assert_array_equal(shown[place, place], ~blue)
+            area = slice(83 - len(blue) // 2, 83 - len(blue) // 2 + len(blue))
+            np.testing.assert_array_equal(shown[area, area], ~blue)
             assert shown.sum() == (~blue).sum()
-            np.testing.assert_array_equal(ours[place, place][~blue], theirs[~blue])
+            np.testing.assert_array_equal(ours[area, area][~blue], theirs[~blue])
 
 
 def test_render_is_the_original_s(memory_gym: ModuleType) -> None:
-    world = memory_gym.mystery_path_grid.GridMysteryPathEnv(render_mode="rgb_array")
-    world.reset(seed=3, options=PAPER)
+    original = memory_gym.mystery_path_grid.GridMysteryPathEnv(render_mode="rgb_array")
+    original.reset(seed=3, options=PAPER)
     env = MysteryPathGrid()
     on_path = np.zeros((7, 7), bool)
-    for node in world.mystery_path.path:
+    for node in original.mystery_path.path:
         on_path[node.x, node.y] = True
-    state = env.state_from_path(world.start, world.end, on_path)
-    np.testing.assert_array_equal(jax.jit(env.render)(state), world.render())
+    state = env.state_from_path(original.start, original.end, on_path)
+    np.testing.assert_array_equal(jax.jit(env.render)(state), original.render())
 
 
 class Scripted:
@@ -260,19 +285,24 @@ class Scripted:
     def choice(self, options: list[Any]) -> Any:
         if options == [4, 8]:
             return int(self.draw.number)
-        return min(options, key=lambda node: self.draw.turn[7 * node.x + node.y])
+        return min(options, key=lambda node: self.draw.shuffle[7 * node.x + node.y])
 
 
-def test_the_same_draws_make_the_same_path(memory_gym: ModuleType) -> None:
-    """Walls and search of the original, fed with our draws: 1,000 paths and walls, all equal."""
-    keys = jax.random.split(jax.random.key(5), 1000)
-    draws = jax.jit(jax.vmap(lambda key: generator.chance(key, jnp.arange(4))))(keys)
-    paths = jax.jit(jax.vmap(generator.path))(draws)
-    begin, goal = (7 * tile[:, 0] + tile[:, 1] for tile in (paths.start, paths.end))
-    walls = jax.jit(jax.vmap(generator.walls))(
-        begin, goal, draws.interior, draws.number, draws.turn
-    )
-    draws, paths, walls = jax.tree.map(np.asarray, (draws, paths, walls))
+@pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_same_draws_make_the_same_path(memory_gym: ModuleType, number: int) -> None:
+    """Walls and search of the original, given our draws, make the same walls and paths."""
+    keys = jax.random.split(jax.random.key(5), number)
+
+    @jax.jit
+    @jax.vmap
+    def generate(key: Any) -> Any:
+        drawn = generator.draws(key, jnp.arange(4))
+        path = generator.path(drawn)
+        begin, goal = (7 * tile[0] + tile[1] for tile in (path.start, path.end))
+        walls = generator.walls(begin, goal, drawn.interior, drawn.number, drawn.shuffle)
+        return drawn, path, walls
+
+    draws, paths, walls = jax.tree.map(np.asarray, generate(keys))
     for row in range(len(keys)):
         start, end = (tuple(int(x) for x in tile[row]) for tile in (paths.start, paths.end))
         script = Scripted(jax.tree.map(lambda leaf, at=row: leaf[at], draws))
@@ -286,6 +316,7 @@ def test_the_same_draws_make_the_same_path(memory_gym: ModuleType) -> None:
         np.testing.assert_array_equal(walls[row].reshape(7, 7), theirs[1])
 
 
+@pytest.mark.slow
 def test_paths_are_as_likely_as_the_original_s(memory_gym: ModuleType) -> None:
     """Ends, lengths and tiles over 3,000 seeds each, under chi-squared tests (fixed seeds)."""
     count = 3000
@@ -302,8 +333,8 @@ def test_paths_are_as_likely_as_the_original_s(memory_gym: ModuleType) -> None:
     env = MysteryPathGrid()
     keys = jax.random.split(jax.random.key(11), count)
     state = jax.jit(jax.vmap(lambda key: env.reset_env(key, env.default_params)[1]))(keys)
-    places = [7 * tile[:, 0] + tile[:, 1] for tile in (state.start, state.end)]
-    ours = np.column_stack([np.asarray(state.on_path).reshape(count, 49), *places]).astype(int)
+    tiles = [7 * tile[:, 0] + tile[:, 1] for tile in (state.start, state.end)]
+    ours = np.column_stack([np.asarray(state.on_path).reshape(count, 49), *tiles]).astype(int)
 
     def likely(x: np.ndarray, y: np.ndarray) -> float:
         """The p-value of the same distribution over small whole numbers; rare ones pooled."""

@@ -1,4 +1,4 @@
-"""T-Maze: the rules, restated in plain Python, against the compiled world."""
+"""T-Maze: the rules, restated in plain Python, against the compiled environment."""
 
 import jax
 import jax.numpy as jnp
@@ -22,56 +22,56 @@ def rollout(key, actions, params):
     def one(carry, action):
         key, state = carry
         key, now = jax.random.split(key)
-        place, cue = state.place, state.cue
+        position, cue = state.position, state.cue
         obs, state, *rest = ENV.step(now, state, action, params)
-        return (key, state), (place, cue, obs, state.place, *rest)
+        return (key, state), (position, cue, obs, state.position, *rest)
 
     _, out = jax.lax.scan(one, (key, state), actions)
     return first, out
 
 
-def gray(place):
-    digits = f"{place:08b}"
+def gray(position):
+    digits = f"{position:08b}"
     return [int(digit != before) for before, digit in zip("0" + digits[:-1], digits, strict=True)]
 
 
-def check_first(obs, coins_allowed):
+def check_first(obs, distractors_allowed):
     assert obs[:2].tolist() in ([0, 1], [1, 0])
     assert obs[2:10].tolist() == [0] * 8
-    if not coins_allowed:
+    if not distractors_allowed:
         assert obs[10:].tolist() == [0] * 6
 
 
-def check_rules(corridor, max_steps, coins_at_start, first, out, actions):
+def check_rules(corridor, max_steps, distractors_at_start, first, out, actions):
     """Follow the episodes with nothing but the paper's rules and the cues that were shown."""
     out = jax.tree.map(np.asarray, out)
-    check_first(first, coins_at_start)
-    place, time = 0, 0
+    check_first(first, distractors_at_start)
+    position, time = 0, 0
     pays = UP if first[:2].tolist() == [0, 1] else DOWN
-    _, _, obs, places, rewards, terminated, truncated, info = out
+    _, _, obs, positions, rewards, terminated, truncated, info = out
     for t, action in enumerate(actions):
         time += 1
-        turned = place == corridor - 1 and action in (UP, DOWN)
+        turned = position == corridor - 1 and action in (UP, DOWN)
         if turned:
             reward = 4.0 if action == pays else -1.0
         else:
             reward = -0.1
-            if place < corridor - 1:
-                place = max(0, place + {LEFT: -1, RIGHT: 1}.get(action, 0))
+            if position < corridor - 1:
+                position = max(0, position + {LEFT: -1, RIGHT: 1}.get(action, 0))
         assert rewards[t] == np.float32(reward)
         assert terminated[t] == turned
         assert truncated[t] == (time == max_steps and not turned)
         assert info["success"][t] == float(turned and action == pays)
         final = info["final_observation"][t]
         assert final[:2].tolist() == [0, 0]
-        assert final[2:10].tolist() == gray(place)
+        assert final[2:10].tolist() == gray(position)
         if turned or time == max_steps:
-            check_first(obs[t], coins_at_start)
+            check_first(obs[t], distractors_at_start)
             pays = UP if obs[t][:2].tolist() == [0, 1] else DOWN
-            place, time = 0, 0
+            position, time = 0, 0
         else:
             assert np.array_equal(obs[t], final)
-        assert places[t] == place
+        assert positions[t] == position
 
 
 def run(env, seed, actions):
@@ -82,28 +82,28 @@ def run(env, seed, actions):
 @given(
     corridor=st.integers(2, 60),
     max_steps=st.integers(1, 100),
-    coins_at_start=st.booleans(),
+    distractors_at_start=st.booleans(),
     seed=st.integers(0, 2**31 - 1),
     eager=st.floats(0.0, 1.0),
 )
-def test_rules(corridor, max_steps, coins_at_start, seed, eager):
-    env = TMaze(corridor, max_steps=max_steps, distractors_at_start=coins_at_start)
+def test_rules(corridor, max_steps, distractors_at_start, seed, eager):
+    env = TMaze(corridor, max_steps=max_steps, distractors_at_start=distractors_at_start)
     rng = np.random.default_rng(seed)
     actions = np.where(rng.random(STEPS) < eager, RIGHT, rng.integers(4, size=STEPS))
     first, out = run(env, seed, actions)
-    check_rules(corridor, max_steps, coins_at_start, np.asarray(first), out, actions.tolist())
+    check_rules(corridor, max_steps, distractors_at_start, np.asarray(first), out, actions.tolist())
 
 
 def test_every_branch():
-    """Each way an episode can go, spelled out; corridor 3, so the junction is place 2."""
+    """Each way an episode can go, spelled out; corridor 3, so the junction is position 2."""
     # Not before the junction up and down, nor left of the start; no way back from the junction.
     actions = [UP, DOWN, LEFT, RIGHT, LEFT, RIGHT, RIGHT, LEFT, RIGHT, UP]
     expected = [0, 0, 0, 1, 0, 1, 2, 2, 2]
     padded = actions + [LEFT] * (STEPS - len(actions))
     for seed in range(4):
-        _, (_, cue, _, places, reward, terminated, truncated, info) = run(TMaze(3), seed, padded)
-        assert places[:9].tolist() == expected
-        assert places[9] == 0
+        _, (_, cue, _, positions, reward, terminated, truncated, info) = run(TMaze(3), seed, padded)
+        assert positions[:9].tolist() == expected
+        assert positions[9] == 0
         assert np.flatnonzero(terminated).tolist() == [9]
         assert not np.any(truncated)
         assert reward[9] == (4.0 if cue[9] == UP else -1.0)
@@ -118,7 +118,7 @@ def test_turning_at_the_limit_is_no_truncation():
     assert (bool(terminated[5]), bool(truncated[5])) == (False, True)
 
 
-def test_shortest_episode_has_corridor_steps_and_the_code_tells_all_places_apart():
+def test_shortest_episode_has_corridor_steps_and_the_code_tells_all_positions_apart():
     @jax.jit
     def walk(key, params):
         def one(state, key):
@@ -132,21 +132,21 @@ def test_shortest_episode_has_corridor_steps_and_the_code_tells_all_places_apart
     key = jax.random.key(0)
     state, (obs, reward, done), last = walk(key, TMaze(256).default_params)
     codes = np.concatenate([np.zeros((1, 8)), np.asarray(obs)[:, 2:10]])
-    assert codes.tolist() == [gray(place) for place in range(256)]
+    assert codes.tolist() == [gray(position) for position in range(256)]
     assert np.abs(np.diff(codes, axis=0)).sum(axis=1).tolist() == [1] * 255
     assert len({tuple(code) for code in codes.tolist()}) == 256
     assert not np.any(done)
-    assert int(state.place) == 255
+    assert int(state.position) == 255
     assert (float(last[2]), bool(last[3]), float(last[4]["success"])) == (4.0, True, 1.0)
     assert np.asarray(reward).sum() + last[2] == pytest.approx(4.0 - 25.5, abs=1e-4)
     # One program for every corridor: the length is an argument.
     short, _, _ = walk(key, TMaze(2).default_params)
-    assert int(short.place) == 1
+    assert int(short.position) == 1
     assert walk._cache_size() == 1
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-def test_cues_and_coins_are_fair(at_start):
+def test_cues_and_distractors_are_fair(at_start):
     env, count = TMaze(2, distractors_at_start=at_start), 20_000
     keys = jax.random.split(jax.random.key(3), count)
     first, state = jax.vmap(env.reset)(keys)
@@ -185,7 +185,7 @@ def test_many_corridors_at_once():
         step = jax.jit(jax.vmap(ENV.step_env, in_axes=(0, 0, None, axes)))
         for _ in range(11):
             _, state, *_ = step(keys, state, jnp.int32(RIGHT), params)
-    assert state.place.tolist() == (corridors - 1).tolist()
+    assert state.position.tolist() == (corridors - 1).tolist()
     assert step._cache_size() == 1
 
 

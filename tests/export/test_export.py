@@ -1,4 +1,4 @@
-"""Exported files do what the agent does: every model, every encoder, every kind of action."""
+"""Exported files compute what the agent computes: models, encoders, kinds of actions."""
 
 import runpy
 import subprocess
@@ -15,7 +15,7 @@ import agalite
 from agalite.cli import main
 from agalite.envs.tmaze import TMaze
 from agalite.export import stablehlo
-from agalite.export.onnx import file
+from agalite.export.onnx import file as onnx_file
 from agalite.export.onnx.graph import build
 from agalite.export.onnx.program import trace
 from agalite.export.onnx.rules import RULES
@@ -23,20 +23,26 @@ from agalite.export.policy import export_model
 from agalite.export.step import make_step, zeros
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
-from models import ROWS
+from memory_models import ROWS
 
 pytest.importorskip("onnxruntime")
 
-EXAMPLE = Path(__file__).parent.parent / "examples/onnx_tmaze.py"
-NUMBERS = Box(-1.0, 1.0, (3,), np.float32)
+EXAMPLE = Path(__file__).parents[2] / "examples/onnx_tmaze.py"
+VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 IMAGE = Box(0, 255, (40, 36, 3), np.uint8)
+GRU = {"d_model": 6, "hidden_size": 7}
+QUICK_MODELS = ("agalite", "agalite rank1", "galite", "linear", "gtrxl", "gru", "lstm")
 
 
-def make(
-    memory="agalite", options=None, observations=NUMBERS, actions=None, encoder="auto", noise=1.0
-):
-    """With weights and biases that are nowhere zero, if there is noise."""
-    options = ROWS["agalite"][1] if options is None else options
+def one_layer(row):
+    """The name and options of a model in `memory_models.ROWS`, with one layer."""
+    memory, options = ROWS[row]
+    return memory, options | ({"layers": 1} if "layers" in options else {})
+
+
+def make(memory="gru", options=None, observations=VECTOR, actions=None, encoder="auto", noise=1.0):
+    """An agent; `noise` makes its weights and biases nonzero."""
+    options = GRU if options is None else options
     model = ActorCritic.make(
         observations,
         actions or Discrete(4),
@@ -57,7 +63,7 @@ def make(
 
 
 ENCODERS = {
-    "vector": (NUMBERS, "vector"),
+    "vector": (VECTOR, "vector"),
     "vector 2 x 3": (Box(-1.0, 1.0, (2, 3), np.float32), "vector"),
     "one-hot": (Discrete(5), "vector"),
     "craftax": (Box(0.0, 1.0, (1345,), np.float32), "auto"),
@@ -71,39 +77,40 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_every_model_becomes_onnx(row, tmp_path):
-    memory, options = ROWS[row]
-    layers = {"layers": 1} if "layers" in options and row != "agalite" else {}
-    model = make(memory, options | layers)
-    (written,) = export_model(model, (NUMBERS, Discrete(4)), onnx=tmp_path / "policy.onnx")
-    assert written.difference > 0, "another program, to the bit the same, is not another program"
+def quick(names, chosen):
+    """All names as parameters, those not chosen marked slow."""
+    return [x if x in chosen else pytest.param(x, marks=pytest.mark.slow) for x in names]
+
+
+@pytest.mark.parametrize("row", quick(ROWS, QUICK_MODELS))
+def test_models_to_onnx(row, tmp_path):
+    model = make(*one_layer(row))
+    (file,) = export_model(model, (VECTOR, Discrete(4)), onnx=tmp_path / "policy.onnx")
+    assert file.difference > 0, "a program of another compiler is not equal to the bit"
     assert [x.name for x in tmp_path.iterdir()] == ["policy.onnx"]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_every_encoder_becomes_onnx(name, tmp_path):
+@pytest.mark.parametrize("name", quick(ENCODERS, ("one-hot", "atari")))
+def test_encoders_to_onnx(name, tmp_path):
     space, encoder = ENCODERS[name]
-    model = make(
-        "gru", {"d_model": 6, "hidden_size": 7}, observations=space, encoder=encoder, noise=0.0
-    )
-    export_model(model, (space, Discrete(4)), onnx=tmp_path / "policy.onnx", batch=2)
+    model = make(observations=space, encoder=encoder, noise=0.0)
+    export_model(model, (space, Discrete(4)), onnx=tmp_path / "policy.onnx", batch_size=2)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_every_kind_of_action(name, tmp_path):
-    """What the file's description says of actions gives those that the agent takes."""
+def test_actions_as_the_metadata_describes(name, tmp_path):
+    """An action made of the outputs by the metadata is the one that the agent takes."""
     space, path = ACTIONS[name], tmp_path / "policy.onnx"
-    model = make("gru", {"d_model": 6, "hidden_size": 7}, actions=space)
-    export_model(model, (NUMBERS, space), onnx=path)
-    run, about = file.open_file(path)
+    model = make(actions=space)
+    export_model(model, (VECTOR, space), onnx=path)
+    run, about = onnx_file.open_file(path)
     observation = np.array([[0.3, -0.2, 0.9]], np.float32)
     step = make_step(model, np.float32)
     names = [x["name"] for x in about["outputs"]]
     arrays = run([observation, np.array([True]), *zeros(step)])
     found = dict(zip(names, arrays, strict=True))
     _, policy, value = jax.jit(lambda x: model.step(model.initial_state(), x, True))(observation[0])
-    expected = np.asarray(model.to_world(policy.mode()))
+    expected = np.asarray(model.to_env(policy.mode()))
     how = about["distribution"]
     match how["kind"]:
         case "categorical":
@@ -122,21 +129,21 @@ def test_every_kind_of_action(name, tmp_path):
     np.testing.assert_allclose(found["value"][0], value, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ["agalite rank1", "gtrxl"])
-def test_stablehlo_is_the_same_agent(row, tmp_path):
-    model = make(ROWS[row][0], ROWS[row][1] | {"layers": 1})
+@pytest.mark.parametrize("row", quick(["gru", "agalite rank1", "gtrxl"], ["gtrxl"]))
+def test_models_to_stablehlo(row, tmp_path):
+    model = make(*one_layer(row))
     path = tmp_path / "policy.bin"
-    export_model(model, (NUMBERS, Discrete(4)), stablehlo=path, batch=3, config={"env": "x"})
+    export_model(model, (VECTOR, Discrete(4)), stablehlo=path, batch_size=3, config={"env": "x"})
     _, about = stablehlo.open_file(path)
     assert about["run"] == {"env": "x"}
     assert about["batch"] == 3
     assert all(x["shape"][0] == 3 for x in about["inputs"] + about["outputs"])
 
 
-def test_the_state_is_what_changes():
-    """Of GTrXL's the checksum of the weights is left out, of rank1's the random key."""
+def test_constant_parts_of_the_state_are_left_out():
+    """GTrXL's checksum of the weights and rank1's random key."""
     for row, left_out in (("gtrxl", "stamp"), ("agalite rank1", "signs")):
-        model = make(*ROWS[row])
+        model = make(*one_layer(row))
         names = [x.name for x in make_step(model, np.float32).state]
         paths = jax.tree_util.tree_leaves_with_path(model.initial_state())
         gone = [jax.tree_util.keystr(path) for path, _ in paths if left_out in str(path)]
@@ -145,41 +152,41 @@ def test_the_state_is_what_changes():
         assert not any(left_out in name for name in names)
 
 
-def test_a_file_that_differs_is_not_left_behind(tmp_path, monkeypatch):
-    """A wrong rule, as a mistake in the table would be, in place of the right one."""
+def test_file_that_differs_is_not_kept(tmp_path, monkeypatch):
+    """With a wrong rule in the table."""
     path = tmp_path / "policy.onnx"
-    path.write_bytes(b"what was there")
+    path.write_bytes(b"an older file")
     wrong = {"logistic": lambda at: at.graph.add("Tanh", at.names[0])}
     monkeypatch.setattr("agalite.export.onnx.rules.RULES", RULES | wrong)
     said = (
         r"differs from the agent: output '[\w.]+' by .* 1e-05 is .* the agent differs by .*e-0[678]"
     )
     with pytest.raises(ValueError, match=said):
-        export_model(make(), (NUMBERS, Discrete(4)), onnx=path)
-    assert path.read_bytes() == b"what was there"
+        export_model(make(), (VECTOR, Discrete(4)), onnx=path)
+    assert path.read_bytes() == b"an older file"
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_one_file_cannot_be_both(tmp_path):
+def test_both_formats_in_one_file_are_refused(tmp_path):
     path = tmp_path / "policy"
     with pytest.raises(ValueError, match="one would replace the other"):
-        export_model(make(), (NUMBERS, Discrete(4)), onnx=path, stablehlo=tmp_path / "." / "policy")
+        export_model(make(), (VECTOR, Discrete(4)), onnx=path, stablehlo=tmp_path / "." / "policy")
     assert not path.exists()
 
 
-def test_an_agent_that_gives_nan_is_not_exported(tmp_path):
+def test_agent_with_nan_is_not_exported(tmp_path):
     model = jax.tree.map(lambda x: x * jnp.nan, make())
     with pytest.raises(ValueError, match="by nan at step 0"):
-        export_model(model, (NUMBERS, Discrete(4)), onnx=tmp_path / "policy.onnx")
+        export_model(model, (VECTOR, Discrete(4)), onnx=tmp_path / "policy.onnx")
 
 
-def test_an_unknown_primitive_is_named():
+def test_unknown_primitive_is_named():
     program = trace(lambda x: [jnp.linalg.cholesky(x)], [jax.ShapeDtypeStruct((2, 2), np.float32)])
     with pytest.raises(ValueError, match=r"primitive 'cholesky'.*--stablehlo"):
         build(program, RULES, ["x"], ["y"])
 
 
-# What the table of rules can do beyond what the models use today.
+# Primitives that the models do not use have rules too.
 FUNCTIONS = {
     "elementwise": lambda x, i: [
         jnp.clip(x, -0.5, 0.5),
@@ -262,8 +269,8 @@ def test_rules_agree_with_jax(name):
         np.testing.assert_allclose(np.asarray(a), b, atol=1e-5, err_msg=f"output {k}")
 
 
-def test_xla_convolutions_are_written_too():
-    """On an accelerator the encoders use them."""
+def test_xla_convolution_to_onnx():
+    """The encoders use it on accelerators."""
     import onnxruntime
 
     from agalite.networks.encoders import Convolution
@@ -279,8 +286,8 @@ def test_xla_convolutions_are_written_too():
     np.testing.assert_allclose(found, conv(image, patches=False), atol=1e-5)
 
 
-def test_an_agent_of_one_program_plays_in_another(tmp_path, capsys):
-    """Train, export on the command line, and play with onnxruntime and NumPy: no JAX."""
+def test_command_and_example(tmp_path, capsys):
+    """Train, export on the command line, and play with onnxruntime and NumPy, without JAX."""
     run = agalite.train(
         TrainConfig(
             env="tmaze",
@@ -302,7 +309,7 @@ def test_an_agent_of_one_program_plays_in_another(tmp_path, capsys):
     assert main(words) == 0
     assert capsys.readouterr().out.count("200 steps replayed") == 2
     about = stablehlo.open_file(program)[1]
-    assert about == file.open_file(policy)[1]
+    assert about == onnx_file.open_file(policy)[1]
     assert about["run"]["env_options"] == {"corridor": 3}
     assert about["checkpoint_step"] == 64
     script = (
@@ -318,23 +325,22 @@ def test_an_agent_of_one_program_plays_in_another(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_the_examples_maze_is_ours():
-    example = runpy.run_path(str(EXAMPLE))
-    theirs = example["TMaze"](5, np.random.default_rng(0))
-    ours = TMaze(5)
-    step = jax.jit(ours.step_env)
+def test_maze_of_the_example_equals_tmaze():
+    example = runpy.run_path(str(EXAMPLE))["TMaze"](5, np.random.default_rng(0))
+    env = TMaze(5)
+    step = jax.jit(env.step_env)
     generator = np.random.default_rng(1)
     for episode in range(4):
-        observation, state = ours.reset_env(jax.random.key(episode), ours.default_params)
-        theirs.reset()
-        theirs.cue = int(state.cue)
-        np.testing.assert_array_equal(theirs._observation(), observation)
+        observation, state = env.reset_env(jax.random.key(episode), env.default_params)
+        example.reset()
+        example.cue = int(state.cue)
+        np.testing.assert_array_equal(example._observation(), observation)
         for t in range(60):
             action = int(generator.choice(4, p=[0.1, 0.1, 0.2, 0.6]))
             observation, state, _, ended, info = step(
-                jax.random.key(t), state, action, ours.default_params
+                jax.random.key(t), state, action, env.default_params
             )
-            found, over, right = theirs.step(action)
+            found, over, right = example.step(action)
             np.testing.assert_array_equal(found[:10], observation[:10])
             assert (over, right) == (bool(ended), bool(info["success"]))
             if over:

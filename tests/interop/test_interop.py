@@ -1,4 +1,4 @@
-"""Our models in Flax, and our worlds in gymnax's own rollouts: the same numbers as here."""
+"""Our models in Flax, and our environments in gymnax's own rollouts: the same numbers."""
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import pytest
 from gymnax.experimental import RolloutWrapper
 from gymnax.wrappers.purerl import LogWrapper
 
-import models
+import memory_models as models
 from agalite import extras
 from agalite.envs import make
 
@@ -39,7 +39,10 @@ def loss(ys):
     return jnp.mean(jnp.square(ys - 0.3))
 
 
-@pytest.mark.parametrize("row", ["agalite r=5", "gtrxl", "gru"])
+@pytest.mark.parametrize(
+    "row",
+    ["agalite r=5", *(pytest.param(row, marks=pytest.mark.slow) for row in ("gtrxl", "gru"))],
+)
 def test_nnx_gives_our_numbers_and_gradients(row):
     memory = models.build(row)
     module = NNXMemory(memory)
@@ -57,20 +60,22 @@ def test_nnx_gives_our_numbers_and_gradients(row):
     (their_state, their_ys), theirs = by_flax(module)
     close(their_ys, ys)
     close(their_state, state)
-    back = interop._Rest(memory)({name: x[...] for name, x in theirs["weights"].items()})
+    back = interop._Rebuild(memory)({name: x[...] for name, x in theirs["weights"].items()})
     close(jax.tree.leaves(back), jax.tree.leaves(gradient))
     assert any(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(back))
     close(jax.tree.leaves(module.to_equinox()), jax.tree.leaves(memory))
 
 
-@pytest.mark.parametrize("row", ["agalite rank1", "feedforward"])
+@pytest.mark.parametrize(
+    "row", [pytest.param("agalite rank1", marks=pytest.mark.slow), "feedforward"]
+)
 def test_linen_gives_our_numbers_and_gradients(row):
     name, options = models.ROWS[row]
     module = LinenMemory(name, options)
     params = jax.jit(module.init)(jax.random.key(5), None, XS, RESETS)
     weights = params["params"]["weights"]
     shapes = models.build(row)
-    memory = interop._Rest(shapes)(weights)
+    memory = interop._Rebuild(shapes)(weights)
 
     @jax.jit
     def by_flax(params):
@@ -82,7 +87,7 @@ def test_linen_gives_our_numbers_and_gradients(row):
     close(ys, our_ys)
     close(state, our_state)
     our_gradient = eqx.filter_jit(eqx.filter_grad(lambda m: loss(ours(m)[1])))(memory)
-    close(jax.tree.leaves(interop._Rest(shapes)(gradient)), jax.tree.leaves(our_gradient))
+    close(jax.tree.leaves(interop._Rebuild(shapes)(gradient)), jax.tree.leaves(our_gradient))
 
 
 def test_a_sequence_is_its_inputs_one_by_one_in_both():
@@ -118,6 +123,7 @@ def test_the_state_of_gtrxl_is_refreshed():
     assert max(moved) > 1e-3
 
 
+@pytest.mark.slow
 def test_it_learns_inside_a_network_of_linen():
     """To say, at every step, what the first input of the episode was: the sign of a number.
 
@@ -186,20 +192,17 @@ def test_without_flax_it_says_what_to_install(monkeypatch):
         importlib.reload(interop)
 
 
-# --- gymnax ---------------------------------------------------------------------------------------
-
-
-def test_gymnax_rolls_our_worlds_out():
+def test_gymnax_rolls_our_environments_out():
     """A cart pushed to where its pole leans stays up longer than one pushed anywhere."""
 
     def lean(_params, obs, _key):
         return (obs[1] > 0).astype(jnp.int32)
 
-    world = make("masked-cartpole")
+    env = make("masked-cartpole")
     keys = jax.random.split(jax.random.key(0), 16)
     lengths = {}
     for name, forward in (("random", None), ("lean", lean)):
-        rollout = RolloutWrapper(forward, num_env_steps=120, env=world)
+        rollout = RolloutWrapper(forward, num_env_steps=120, env=env)
         obs, _, reward, next_obs, done, total = rollout.batch_rollout(keys, None)
         assert obs.shape == next_obs.shape == (16, 120, 2)
         first = np.where(done.any(1), np.argmax(np.asarray(done), axis=1) + 1, 120)
@@ -210,9 +213,9 @@ def test_gymnax_rolls_our_worlds_out():
 
 
 def test_gymnax_rolls_a_tmaze_out():
-    """To the right for ever: nothing but the price of a step, up to the time limit and past it."""
-    world = make("tmaze", corridor=5, max_steps=20)
-    rollout = RolloutWrapper(lambda *_: jnp.int32(3), num_env_steps=50, env=world)
+    """Always right: the reward of a step, up to the time limit and past it."""
+    env = make("tmaze", corridor=5, max_steps=20)
+    rollout = RolloutWrapper(lambda *_: jnp.int32(3), num_env_steps=50, env=env)
     *_, reward, _, done, total = rollout.batch_rollout(jax.random.split(jax.random.key(0), 4), None)
     assert np.argwhere(np.asarray(done)[0]).ravel().tolist() == [19, 39]
     np.testing.assert_allclose(reward, -0.1, rtol=1e-6)
@@ -220,17 +223,17 @@ def test_gymnax_rolls_a_tmaze_out():
 
 
 def test_the_wrapper_of_purejaxrl_counts_our_episodes():
-    world = LogWrapper(make("masked-cartpole"))
-    params = world.default_params
+    env = LogWrapper(make("masked-cartpole"))
+    params = env.default_params
 
     @jax.jit
     def play(key):
-        obs, state = world.reset(key, params)
+        obs, state = env.reset(key, params)
 
         def step(carry, key):
             obs, state = carry
             action = (obs[1] > 0).astype(jnp.int32)
-            obs, state, _, terminated, truncated, info = world.step(key, state, action, params)
+            obs, state, _, terminated, truncated, info = env.step(key, state, action, params)
             return (obs, state), (terminated | truncated, info["returned_episode_returns"])
 
         return jax.lax.scan(step, (obs, state), jax.random.split(key, 300))[1]

@@ -27,7 +27,7 @@ def python(code, **environment):
 
 def test_they_can_be_left_out():
     for off in ("0", "off"):
-        said = python("from agalite import native; print(kernels.why_not())", AGALITE_NATIVE=off)
+        said = python("from agalite import kernels; print(kernels.why_not())", AGALITE_NATIVE=off)
         assert said == f"AGALITE_NATIVE={off}"
 
 
@@ -39,7 +39,7 @@ def test_without_a_compiler_everything_still_runs(tmp_path):
         found = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *a: None if name == "ziglang" else found(name, *a)
         import jax, jax.numpy as jnp, agalite
-        from agalite import native
+        from agalite import kernels
         from agalite.memory.layers import prepare_for_inference
         memory = agalite.make_memory("agalite", 2, layers=1, d_model=4, heads=1, head_size=3)
         memory = prepare_for_inference(memory)
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_built_again(damage, tmp_path):
 def test_where_nothing_can_be_kept_they_are_built_all_the_same(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     said = python(
-        "from agalite import native; print(kernels.why_not())",
+        "from agalite import kernels; print(kernels.why_not())",
         XDG_CACHE_HOME=str(tmp_path / "file"),
     )
     assert said == "None"
@@ -121,7 +121,7 @@ def test_narrower_vectors_compute_the_same(processor, tmp_path):
             "-march={processor}" if flag == "-march=native" else flag for flag in build._FLAGS
         )
         import jax, jax.numpy as jnp, equinox as eqx
-        from agalite import make_memory, native
+        from agalite import kernels, make_memory
         assert kernels.why_not() is None
         xs = jax.random.normal(jax.random.key(1), (70, 5))
         for name, options in (("galite", {{}}), ("agalite", {{"r": 7}})):
@@ -138,7 +138,7 @@ def test_narrower_vectors_compute_the_same(processor, tmp_path):
             assert jnp.abs(ys - want).max() < 1e-4, name
             for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
                 assert jnp.abs(a - b).max() < 1e-2 * jnp.abs(b).max() + 1e-6, name
-        packed = memory.packed()
+        packed = memory.prepare_for_inference()
         assert packed is not memory
         states = jax.tree.map(lambda x: jnp.stack([x] * 11), memory.initial_state())
         resets = jnp.zeros(11, bool)

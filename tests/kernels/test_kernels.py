@@ -15,9 +15,9 @@ import pytest
 from agalite import kernels
 from agalite.memory import make_memory
 from agalite.memory.layers import prepare_for_inference
-from agalite.memory.packed import Packed, in_order
-from agalite.ops.matmul import product
-from models import cast
+from agalite.memory.agalite import PackedBlocks, kernel_order
+from agalite.ops.matmul import matmul
+from memory_models import cast
 
 INPUT = 6
 # Sizes that fill vectors exactly, that do not, and that are smaller than one.
@@ -150,7 +150,7 @@ def test_gates_at_zero_and_one(name):
 @pytest.mark.parametrize("value", [-1e30, -100.0, -87.5, 0.0, 1e-30, 88.5, 100.0, 1e30, np.inf])
 def test_activations_of_any_number(value):
     """Gates of one value, far outside of what exp can take too."""
-    from agalite.ops.attention import galite_attention
+    from agalite.ops import galite_attention
     from agalite.ops.features import Outer
     from agalite.ops.galite.chunked import Matrix
     from agalite.ops.galite.native import Inputs, attend
@@ -188,7 +188,7 @@ def test_a_packed_model_steps_like_its_blocks(name, size, dtype):
     with jax.enable_x64(dtype is np.float64):
         memory = model(name, size, dtype, layers=2)
         packed = prepare_for_inference(memory)
-        assert isinstance(packed.blocks, Packed)
+        assert isinstance(packed.blocks, PackedBlocks)
         xs, resets = sequences(4, 19, dtype)
 
         def run(weights):
@@ -216,10 +216,10 @@ def test_a_packed_model_steps_like_its_blocks(name, size, dtype):
 
 def test_packing_keeps_everything():
     memory = model("agalite", "odd", np.float32)
-    packed = memory.packed()
+    packed = memory.prepare_for_inference()
     assert packed.parameter_count == memory.parameter_count
     assert packed.state_size == memory.state_size
-    for a, b in zip(in_order(packed.blocks.blocks), in_order(memory.blocks), strict=True):
+    for a, b in zip(kernel_order(packed.blocks.blocks), kernel_order(memory.blocks), strict=True):
         np.testing.assert_array_equal(a, b)
     xs, resets = sequences(9, 1, np.float32)
     ours = packed.scan(packed.initial_state(), xs[:, 0], resets[:, 0])
@@ -235,20 +235,20 @@ def test_the_gradient_of_a_packed_step_is_that_of_the_blocks():
             state, y = memory.step(memory.initial_state(), xs[0, 0], False)
             return jnp.sum(jnp.sin(y)) + jnp.sum(state.keys)
 
-        ours, theirs = (eqx.filter_grad(loss)(m) for m in (memory.packed(), memory))
-        assert_same(ours.blocks.weights, theirs.packed().blocks.weights, 1e-12)
+        ours, theirs = (eqx.filter_grad(loss)(m) for m in (memory.prepare_for_inference(), memory))
+        assert_same(ours.blocks.weights, theirs.prepare_for_inference().blocks.weights, 1e-12)
         used, _ = memory.step(memory.initial_state(), xs[0, 0], False)
 
         def of_state(keys, memory):
             return jnp.sum(jnp.sin(memory.step(used._replace(keys=keys), xs[0, 0], False)[1]))
 
-        ours, theirs = (jax.grad(of_state)(used.keys, m) for m in (memory.packed(), memory))
+        ours, theirs = (jax.grad(of_state)(used.keys, m) for m in (memory.prepare_for_inference(), memory))
         assert np.abs(theirs).max() > 0
         assert_same(ours, theirs, 1e-12)
 
 
 def test_a_reset_clears_even_an_infinite_state():
-    packed = model("agalite", "whole", np.float32).packed()
+    packed = model("agalite", "whole", np.float32).prepare_for_inference()
     broken = jax.tree.map(
         lambda x: x + jnp.inf if eqx.is_inexact_array(x) else x, packed.initial_state()
     )
@@ -265,15 +265,15 @@ def test_what_cannot_be_packed_is_left_alone():
         {"basis": "rank1"},
     ):
         memory = make_memory("agalite", INPUT, layers=1, d_model=4, **options)
-        assert not memory.packable
-        assert memory.packed() is memory
+        assert not memory.has_step_kernel
+        assert memory.prepare_for_inference() is memory
         assert isinstance(prepare_for_inference(memory).blocks, tuple)
-    assert not make_memory("gru", INPUT).packable
+    assert not make_memory("gru", INPUT).has_step_kernel
     small = model("agalite", "tiny", np.float32)
-    assert small.packed().packed().blocks is not small.blocks
+    assert small.prepare_for_inference().prepare_for_inference().blocks is not small.blocks
     assert isinstance(prepare_for_inference(small, streams=1000).blocks, tuple)
     half = cast(model("agalite", "tiny", np.float32), jnp.bfloat16)
-    assert not half.packable
+    assert not half.has_step_kernel
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -282,7 +282,7 @@ def test_one_row_times_a_weight(outputs, inputs, dtype):
     with jax.enable_x64(dtype is np.float64):
         w = jax.random.normal(jax.random.key(0), (outputs, inputs), dtype)
         x = jax.random.normal(jax.random.key(1), (1, inputs), dtype)
-        compiled = jax.jit(product).lower(x, w)
+        compiled = jax.jit(matmul).lower(x, w)
         assert "agalite_product" in compiled.as_text()
         want = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
         error = np.abs(compiled.compile()(x, w) - want).max()
@@ -303,7 +303,7 @@ def test_few_rows_times_a_weight(rows, dtype):
 
 def test_many_callers_at_once():
     """The helpers serve one caller; the others work alone, and nobody's numbers get mixed up."""
-    packed = model("agalite slots", "odd", np.float32).packed()
+    packed = model("agalite slots", "odd", np.float32).prepare_for_inference()
     step = jax.jit(lambda x: packed.step(packed.initial_state(), x, False)[1])
     xs = np.asarray(jax.random.normal(jax.random.key(3), (8, INPUT)))
     want = [np.asarray(step(x)) for x in xs]

@@ -11,7 +11,7 @@ import pytest
 import agalite
 from agalite.memory import MODELS, make_memory
 from agalite.memory.registry import rows
-from models import INPUT, SMALL, build, inputs
+from memory_models import INPUT, SMALL, build, inputs
 
 
 def test_agalite_has_the_papers_parameter_count_at_t_maze_size():

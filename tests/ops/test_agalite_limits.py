@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-import oracle
+import numpy_attention as oracle
 from agalite.ops import agalite_attention
-from agalite.ops.attention import EPSILON
-from attentions import (
+from agalite.ops.features import EPSILON
+from attention_cases import (
     KEY,
     OPS,
     H,

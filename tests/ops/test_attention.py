@@ -1,4 +1,4 @@
-"""The paper's attentions: every operator and method against the numpy loops of `oracle.py`."""
+"""The paper's attentions: every operator and method against the loops of numpy_attention.py."""
 
 import functools
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agalite.ops.delta import make_basis
-from attentions import (
+from attention_cases import (
     KEY,
     METHODS,
     OPS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agalite.ops import galite_attention
-from attentions import METHODS, OPS, ask_oracle, assert_close, assert_finite, cast, make
+from attention_cases import METHODS, OPS, ask_oracle, assert_close, assert_finite, cast, make
 
 # --- extremes -------------------------------------------------------------------------------------
 

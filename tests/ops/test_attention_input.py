@@ -12,7 +12,7 @@ from agalite.ops import (
     softmax_attention,
     xl_attention,
 )
-from attentions import KEY, OPS, cast, dense, make
+from attention_cases import KEY, OPS, cast, dense, make
 
 
 def good():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import oracle
+import numpy_attention as oracle
 from agalite.ops import BASES, agalite_attention, delta_approximation
 from agalite.ops.delta import advance_phase, make_basis, oscillators
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agalite.ops.matmul import LARGE, TransposedWeight, product
+from agalite.ops.matmul import LARGE, TransposedWeight, matmul
 
 CASES = {  # shapes of x and w, how many axes of w are outputs, einsum
     "dense": ((5, 4), (3, 4), 1, "ti,oi->to"),
@@ -35,12 +35,12 @@ def test_values_and_gradients_equal_einsum(case):
     x, w, outputs, formula = _arrays(case)
 
     def ours(x, w):
-        return jnp.sum(jnp.sin(product(x, w, outputs=outputs)))
+        return jnp.sum(jnp.sin(matmul(x, w, outputs=outputs)))
 
     def theirs(x, w):
         return jnp.sum(jnp.sin(jnp.einsum(formula, x, w)))
 
-    _close(product(x, w, outputs=outputs), jnp.einsum(formula, x, w))
+    _close(matmul(x, w, outputs=outputs), jnp.einsum(formula, x, w))
     _close(jax.jit(jax.grad(ours, (0, 1)))(x, w), jax.grad(theirs, (0, 1))(x, w))
     _close(jax.hessian(ours)(x, w), jax.hessian(theirs)(x, w))
 
@@ -54,9 +54,9 @@ def test_few_rows_and_a_large_weight(rows):
     def value(f):
         return jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(f(x, w))), (0, 1)))(x, w)
 
-    _close(product(x, w), x @ w.T)
-    _close(jax.vmap(lambda x: product(x, w))(x), x @ w.T)
-    _close(value(product), value(lambda x, w: x @ w.T))
+    _close(matmul(x, w), x @ w.T)
+    _close(jax.vmap(lambda x: matmul(x, w))(x), x @ w.T)
+    _close(value(matmul), value(lambda x, w: x @ w.T))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -65,7 +65,7 @@ def test_a_turned_weight_looks_and_multiplies_like_itself(case):
     t = TransposedWeight(w, outputs=outputs)
     assert (t.shape, t.dtype) == (w.shape, w.dtype)
     np.testing.assert_array_equal(t[1:, ::2], w[1:, ::2])
-    got = jax.vmap(lambda x: product(x, t, outputs=outputs))(x)
+    got = jax.vmap(lambda x: matmul(x, t, outputs=outputs))(x)
     _close(got, jax.vmap(lambda x: jnp.einsum(formula, x, w))(x))
 
 
@@ -86,7 +86,7 @@ def test_a_batch_is_more_rows_wherever_it_lies(case, axis):
     ours, theirs = (
         loss(f)
         for f in (
-            lambda x, w: product(x, w, outputs=outputs),
+            lambda x, w: matmul(x, w, outputs=outputs),
             lambda x, w: jnp.einsum(formula, x, w),
         )
     )
@@ -101,19 +101,19 @@ def test_gradients_of_each_example_stay_apart(case):
     def each(f):
         return jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.sin(f(x, w)))), (None, 0))(w, x)
 
-    got = each(lambda x, w: product(x, w, outputs=outputs))
+    got = each(lambda x, w: matmul(x, w, outputs=outputs))
     _close(got, each(lambda x, w: jnp.einsum(formula, x, w)))
 
 
 def test_a_batch_of_weights():
     x, w, outputs, formula = _arrays("into heads")
     ws = jnp.stack([w, 2 * w, -w])
-    got = jax.vmap(lambda w: product(x, w, outputs=outputs))(ws)
+    got = jax.vmap(lambda w: matmul(x, w, outputs=outputs))(ws)
     _close(got, jax.vmap(lambda w: jnp.einsum(formula, x, w))(ws))
 
 
 def test_narrow_inputs_are_widened_to_the_weights():
     x, w, _, formula = _arrays("dense")
-    got = product(x.astype(jnp.bfloat16), w)
+    got = matmul(x.astype(jnp.bfloat16), w)
     assert got.dtype == jnp.float32
     _close(got, jnp.einsum(formula, x.astype(jnp.bfloat16).astype(jnp.float32), w))

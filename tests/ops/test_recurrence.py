@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import oracle
+import numpy_attention as oracle
 from agalite.ops import METHODS, linear_recurrence
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import oracle
+import numpy_attention as oracle
 from agalite.ops import softmax_attention, xl_attention
-from attentions import H, V, assert_close, assert_finite, cast
+from attention_cases import H, V, assert_close, assert_finite, cast
 
 
 @pytest.mark.parametrize(

@@ -1,259 +1,37 @@
-"""Statistics, the paper's claims, and the page in a real browser. About 20 s."""
+"""The report of a study: page, figures, numbers; and what it does with damaged files."""
 
 import html
 import json
-import math
-import shutil
+import re
+from dataclasses import replace
 
-import jax
-import numpy as np
 import pytest
-import scipy.stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_studies import small
 
-from agalite.ops import delta_approximation
-from agalite.studies import catalogue, claims, measurements, page, report, results, runner
+from agalite.studies import page, report, runner
 from agalite.studies.declaration import (
-    Alike,
     Better,
     Between,
     Claim,
     Metric,
-    Ratio,
     Scale,
     Selection,
-    over,
+    vary,
 )
-from agalite.studies.results import Point, Results, load
+from agalite.studies.results import load
 from agalite.studies.trials import expand
-from browser import chromium, open_page
-
-numbers = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40)
-
-
-# Statistics.
-
-
-@given(numbers)
-@settings(deadline=None, max_examples=50)
-def test_interquartile_mean_is_scipys_trimmed_mean(values):
-    ours = results.interquartile_mean(np.array(values))
-    assert ours == pytest.approx(scipy.stats.trim_mean(values, 0.25), abs=1e-9)
-
-
-@given(numbers, numbers)
-@settings(deadline=None, max_examples=50)
-def test_probability_of_improvement_counts_pairs(x, y):
-    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in x for b in y]
-    ours = results.probability_of_improvement(np.array(x), np.array(y))
-    assert ours == pytest.approx(sum(pairs) / len(pairs))
-
-
-def test_summary_of_seeds():
-    values = np.array([1.0, 2.0, 3.0, 6.0, np.nan])
-    s = results.summarise(values)
-    assert (s.seeds, s.mean, s.middle) == (4, 3.0, 2.5)
-    assert s.error == pytest.approx(scipy.stats.sem(values[:4]))
-    assert s.low < 3.0 < s.high
-    one = results.summarise(np.array([2.0]))
-    assert (one.seeds, one.mean, one.low, one.high) == (1, 2.0, 2.0, 2.0)
-    assert math.isnan(one.error)
-    assert results.summarise(np.array([np.nan])).seeds == 0
-
-
-def _table():
-    """Two seeds, six lines each; the episodes differ in number."""
-    step = np.repeat(np.arange(100, 700, 100), 2)
-    seed = np.tile([0, 1], 6)
-    rng = np.random.default_rng(0)
-    episodes = rng.integers(0, 5, 12).astype(float)
-    success = np.where(episodes > 0, rng.random(12), np.nan)
-    return {"step": step, "seed": seed, "charts/episodes": episodes, "charts/success": success}
-
-
-def test_last_steps_are_a_mean_over_episodes():
-    table = _table()
-    ours = results.last_steps(table, "charts/success", 250)
-    for seed in (0, 1):
-        total = count = 0.0
-        for i in range(12):
-            if table["seed"][i] == seed and table["step"][i] > 350 and table["charts/episodes"][i]:
-                count += table["charts/episodes"][i]
-                total += table["charts/episodes"][i] * table["charts/success"][i]
-        assert ours[seed] == pytest.approx(total / count)
-
-
-def test_bins_hold_what_falls_into_them():
-    table = _table()
-    ends, curves = results.binned(table, "charts/success", 3)
-    np.testing.assert_array_equal(ends, [200, 400, 600])
-    for seed in (0, 1):
-        for i, end in enumerate(ends):
-            mine = (table["seed"] == seed) & (table["step"] > end - 200) & (table["step"] <= end)
-            weights = table["charts/episodes"][mine]
-            if weights.sum():
-                want = np.nansum(weights * table["charts/success"][mine]) / weights.sum()
-                assert curves[seed, i] == pytest.approx(want)
-            else:
-                assert np.isnan(curves[seed, i])
-
-
-def test_difference_interval_covers_the_truth():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for i in range(200):
-        x, y = rng.normal(1.0, 1.0, 20), rng.normal(0.0, 2.0, 30)
-        low, high = results.difference_interval(x, y, resamples=400, seed=i)
-        hits += low <= 1.0 <= high
-    assert 175 <= hits <= 200  # 95%, a little less for a bootstrap of few samples
-
-
-# Claims and selection, on numbers made up for them.
-
-
-def _results(tmp_path, points, *tests, scale="cpu", scales=("cpu",), **options):
-    claim = Claim(says="so it is", where="here", tests=tests, scales=scales)
-    study = small(claims=(claim,), **options)
-    made = [Point(levels, {"error": np.array(values, float)}) for levels, values in points]
-    return Results(study, scale, tmp_path, [], made, [])
-
-
-LOW, HIGH = ({"r": "4"}, [1.0, 1.1, 0.9, 1.0]), ({"r": "1"}, [2.0, 2.1, 1.9, 2.0])
-ODD = ({"r": "2"}, [0.5, 2.5, 0.6, 2.2])
-
-
-@pytest.mark.parametrize(
-    ("test", "word"),
-    [
-        (Better(a={"r": "4"}, b={"r": "1"}), "agrees"),  # less is better here
-        (Better(a={"r": "1"}, b={"r": "4"}), "disagrees"),
-        (Better(a={"r": "4"}, b={"r": "1"}, margin=2.0), "disagrees"),
-        (Better(a={"r": "2"}, b={"r": "1"}), "undecided"),
-        (Alike(a={"r": "4"}, b={"r": "1"}, within=1.5), "agrees"),
-        (Alike(a={"r": "4"}, b={"r": "1"}, within=0.5), "disagrees"),
-        (Alike(a={"r": "4"}, b={"r": "2"}, within=0.5), "undecided"),
-        (Between(a={"r": "4"}, low=0.8, high=1.2), "agrees"),
-        (Between(a={"r": "4"}, low=1.5, high=2.0), "disagrees"),
-        (Between(a={"r": "2"}, low=1.4, high=3.0), "undecided"),
-        (Ratio(a={"r": "1"}, b={"r": "4"}, low=1.5, high=2.5), "agrees"),
-        (Ratio(a={"r": "1"}, b={"r": "4"}, low=3, high=4), "disagrees"),
-        (Better(a={"r": "4"}, b={"r": "9"}), "not tested at this scale"),
-    ],
-)
-def test_a_claim_is_judged_by_the_whole_interval(test, word, tmp_path):
-    (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH, ODD], test))
-    assert verdict.word == word, verdict
-
-
-def test_a_claim_about_another_scale_is_not_judged(tmp_path):
-    test = Better(a={"r": "4"}, b={"r": "1"})
-    (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH], test, scales=("paper",)))
-    assert verdict.word == "not tested at this scale"
-    assert "difference -1" in verdict.measured[0]
-    one_seed = [(levels, values[:1]) for levels, values in (LOW, HIGH)]
-    one_seed = [(levels, [value + 0.5 for value in values]) for levels, values in one_seed]
-    (verdict,) = claims.judge(_results(tmp_path, one_seed, test))
-    assert verdict.word == "not tested at this scale"
-
-
-def test_a_claim_that_is_not_tested_says_why_and_shows_what_there_is(tmp_path):
-    def judged(points, test, **options):
-        (verdict,) = claims.judge(_results(tmp_path, points, test, **options))
-        assert verdict.word == "not tested at this scale"
-        return verdict
-
-    test = Better(a={"r": "4"}, b={"r": "1"})
-    verdict = judged([LOW, HIGH], test, scales=("paper", "smoke"))
-    assert verdict.why == "it is about the scales paper and smoke"
-    assert judged([LOW, HIGH], test, scales=("paper",)).why == "it is about scale paper"
-    assert judged([LOW], test).measured == ("4: 1 (0.925 to 1.08), 1: nothing finished",)
-    other = Better(a={"r": ("8", "16")}, b={"r": "4"})
-    assert judged([LOW], other).measured == ("8/16: not part of this scale, 4: 1 (0.925 to 1.08)")
-    assert judged([], Between(a={"gate": "9"}, low=0, high=1)).measured == ("9: nothing finished")
-
-
-def test_what_is_tested_stands_beside_what_we_measured(tmp_path):
-    ratio = Ratio(a={"r": "1"}, b={"r": "4"}, low=1.5, high=math.inf)
-    between = Between(a={"r": "4"}, low=0.8, high=1.2)
-    (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH], ratio, between))
-    assert verdict.measured[0].endswith("ratio 2; tested: at least 1.5")
-    assert verdict.measured[1].endswith("; tested: 0.8 to 1.2")
-    assert not any("within" in claim.says for claim in catalogue.find("cost").claims)
-
-
-def test_one_test_of_several_is_enough_to_disagree(tmp_path):
-    good, bad = Better(a={"r": "4"}, b={"r": "1"}), Better(a={"r": "1"}, b={"r": "4"})
-    (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH], good, bad))
-    assert verdict.word == "disagrees"
-    assert len(verdict.measured) == 2
-
-
-def test_a_sweep_chooses_the_best_mean_over_the_other_factors(tmp_path):
-    factors = (over("agent", "mode", ("a", "b")), over("rate", "r", (1, 2)), over("n", "n", (1, 2)))
-    numbers = {  # agent, rate, n
-        ("a", "1", "1"): [0.9, 0.9],
-        ("a", "1", "2"): [0.1, 0.1],
-        ("a", "2", "1"): [0.6, 0.6],
-        ("a", "2", "2"): [0.6, 0.6],
-        ("b", "1", "1"): [0.5, 0.7],
-        ("b", "1", "2"): [0.5, 0.5],
-        ("b", "2", "1"): [0.9, np.nan],
-        ("b", "2", "2"): [0.9, 0.9],
-    }
-    points = [(dict(zip(("agent", "rate", "n"), k, strict=True)), v) for k, v in numbers.items()]
-    results = _results(
-        tmp_path,
-        points,
-        factors=factors,
-        selection=Selection(("rate",), ("agent",)),
-        metrics=(Metric(column="error", name="success"),),
-    )
-    chosen = {c.within["agent"]: c for c in results.choose(results)}
-    assert chosen["a"].chosen == {"rate": "2"}  # 0.6 beats the mean of 0.9 and 0.1
-    assert chosen["a"].mean == pytest.approx(0.6)
-    assert chosen["b"].chosen == {"rate": "1"}  # a seed without an episode is no success
-    assert chosen["b"].settings == {"r": 1}
-
-
-# What the approximation error study measures.
-
-
-@pytest.mark.parametrize("basis", ["paper", "published", "slots"])
-@pytest.mark.parametrize("r", [1, 4, 7])
-def test_the_approximation_error_is_that_of_the_definition(basis, r):
-    """In float64, from the sums that define C and C~ (Appendix B), term by term."""
-    gate, width, steps, seeds = 0.3, 5, 20, 2
-    rows = measurements.measure(
-        seeds=seeds, basis=basis, r=(r,), gates=(gate,), width=width, steps=steps
-    )
-    k, v = np.asarray(jax.random.normal(jax.random.key(0), (2, steps, seeds, width)), np.float64)
-    decay = (1 - gate) ** (steps - 1 - np.arange(steps))
-    own = r if basis != "slots" else r // 2 + 1
-    t = np.arange(1, steps + 1)
-    delta = delta_approximation(t[:, None], t[None, :], own, basis)
-    for seed in range(seeds):
-        left, right = (gate * decay[:, None] * x[:, seed] for x in (v, k))
-        exact, near = left.T @ right, left.T @ delta @ right
-        error = np.linalg.norm(exact - near)
-        assert rows[0]["values"]["error"][seed] == pytest.approx(error, rel=1e-4, abs=1e-5)
-        relative = error / np.linalg.norm(exact)
-        assert rows[0]["values"]["relative_error"][seed] == pytest.approx(relative, rel=1e-3)
-
-
-# The page.
+from chromium import needs_chromium, open_page
+from studies.small_study import TRAINED, measured_study
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     better = Better(a={"r": "4", "gate": "0.5"}, b={"r": "1", "gate": "0.5"})
-    study = small(
+    study = measured_study(
         claims=(
             Claim(says="More <b>is</b> better", where="there", tests=(better,), scales=("smoke",)),
         ),
-        factors=(over("r", "r", (1, 2, 4)), over("mode", "mode", ("good", "bad"))),
+        factors=(vary("r", "r", (1, 2, 4)), vary("mode", "mode", ("good", "bad"))),
     )
     runner.run(expand(study, "smoke", out), quiet=True, command="agalite study run small")
     return study, out, report.write(study, "smoke", out)
@@ -264,18 +42,36 @@ def test_numbers_are_those_of_the_folders(written):
     results = load(study, "smoke", out)
     assert len(results.points) == 6  # three finished trials, two gates each
     found = json.loads((page.parent / "numbers.json").read_text())
-    for point, row in zip(results.points, found["settings"], strict=True):
+    for point, row in zip(results.points, found["points"], strict=True):
         assert row["levels"] == point.levels
         assert row["error"]["values"] == pytest.approx(point.values["error"], rel=1e-5)
         assert row["error"]["mean"] == point.values["error"].mean()
     assert found["claims"][0]["verdict"] == "agrees"
     assert found["sessions"][0]["command"] == "agalite study run small"
-    for name in ("1-map", "2-against"):
+    for name in ("1-heatmap", "2-line-plot"):
         png = (page.parent / "figures" / f"{name}.png").read_bytes()
         assert png.startswith(b"\x89PNG")
 
 
-@chromium
+def test_the_page_is_one_html_file_without_references(written):
+    text = written[2].read_text()
+    assert text.count("<figure ") == text.count("<svg") == 2
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text)  # nothing is fetched
+    for table in ("claims", "results", "improvement", "failures", "sessions"):
+        assert f'<table class="sortable" id="{table}">' in text
+    claims = text.split('id="claims"')[1].split("</table>")[0]
+    assert "More &lt;b&gt;is&lt;/b&gt; better" in claims
+    assert '<span class="word agrees">agrees</span>' in claims
+    assert "this one cannot be measured" in text
+    # A cell carries the number that its table is sorted by.
+    cells = re.findall(r'<td class=number data-value="([^"]*)">([^<]*)</td>', text)
+    assert cells
+    for value, shown in cells:
+        assert float(value) == pytest.approx(float(shown.replace(",", "")), rel=1e-3)
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_the_page_works_in_a_browser(written, tmp_path):
     _, _, path = written
     with open_page(path) as page:
@@ -290,7 +86,6 @@ def test_the_page_works_in_a_browser(written, tmp_path):
         assert visible == ["visible", "visible"]
         # Lines are drawn where they can be seen, and labelled.
         assert page.evaluate("document.querySelectorAll('figure svg path').length") > 20
-        assert "error (Frobenius" not in page.dom
         claim = page.evaluate("document.querySelector('#claims tbody').innerText")
         assert "More <b>is</b> better" in claim  # escaped
         assert "agrees" in claim
@@ -313,23 +108,27 @@ def test_the_page_works_in_a_browser(written, tmp_path):
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
+def test_a_training_study_has_learning_curves_and_says_what_was_averaged(trained, monkeypatch):
+    monkeypatch.setattr(page, "commit", lambda: "abc1234+")
+    text = report.write(TRAINED, "smoke", trained).read_text()
+    results = load(TRAINED, "smoke", trained)
+    (point,) = results.points
+    assert len(point.values["charts/success"]) == 2  # the seeds of two runs
+    assert text.count("<svg") == 2
+    assert "environment steps" in text
+    fifth = point.summary["steps"] // 5
+    assert f"averaged over their last {fifth:,} steps" in text
+    assert "last 100K steps: standard error" in text
+    # The commit of the session, and the one that wrote the page.
+    assert f"<td>{results.sessions[0]['commit'] or ''}</td>" in text
+    assert "written at commit abc1234+" in text
+
+
 def test_a_report_of_an_unfinished_study_says_so(tmp_path):
-    study = small(scales={"smoke": Scale(seeds=2)})
-    trials = expand(study, "smoke", tmp_path)
-    runner.run(trials[:1], quiet=True)
+    study = measured_study(figures=())
+    runner.run(expand(study, "smoke", tmp_path)[:1], quiet=True)
     text = report.write(study, "smoke", tmp_path).read_text()
-    assert "3 trials: 1 finished, 2 not begun." in text
-
-
-# Damaged files.
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The smoke T-Maze study, of two trials: agents gru and agalite."""
-    out = tmp_path_factory.mktemp("trained")
-    runner.run(expand(catalogue.find("tmaze"), "smoke", out), quiet=True)
-    return out
+    assert "3 trials: 1 finished, 2 not started." in text
 
 
 def _cut(path):
@@ -342,7 +141,7 @@ def _cut_lines(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "harm"),
+    ("name", "damage"),
     [
         ("summary.json", _cut),
         ("summary.json", lambda path: path.write_text("[]")),
@@ -355,13 +154,11 @@ def _cut_lines(path):
         ("config.json", _cut),
     ],
 )
-def test_a_damaged_trial_is_listed_and_the_page_is_written(name, harm, trained, tmp_path):
-    out = tmp_path / "studies"
-    shutil.copytree(trained, out)
-    study = catalogue.find("tmaze")
-    hurt, whole = expand(study, "smoke", out)
-    harm(hurt.folder / name)
-    text = html.unescape(report.write(study, "smoke", out).read_text())
+def test_a_damaged_trial_is_listed_and_the_page_is_written(name, damage, trained):
+    study = replace(TRAINED, figures=())
+    hurt, whole = expand(study, "smoke", trained)
+    damage(hurt.folder / name)
+    text = html.unescape(report.write(study, "smoke", trained).read_text())
     assert "2 trials: 1 finished, 1 failed." in text
     failures = text.split("<h2>Failures</h2>")[1].split("</table>")[0]
     assert name in failures
@@ -369,24 +166,8 @@ def test_a_damaged_trial_is_listed_and_the_page_is_written(name, harm, trained, 
     assert whole.name not in failures
 
 
-def test_a_damaged_measurement_is_not_finished_and_is_not_measured_over(tmp_path):
-    study = small()
-    trials = expand(study, "smoke", tmp_path)
-    runner.run(trials, quiet=True)
-    _cut(trials[0].rows_path)
-    assert [trial.state() for trial in trials] == ["failed", "finished", "finished"]
-    assert str(trials[0].rows_path) in trials[0].failure()
-    assert "3 trials: 2 finished, 1 failed." in report.write(study, "smoke", tmp_path).read_text()
-    (outcome,) = runner.run(trials, quiet=True)
-    assert outcome.state == "failed"
-    assert f"remove the folder {trials[0].folder}" in outcome.message
-    shutil.rmtree(trials[0].folder)
-    assert [o.state for o in runner.run(trials, quiet=True)] == ["finished"]
-    assert [trial.state() for trial in trials] == ["finished"] * 3
-
-
-def test_a_damaged_session_is_said_and_left_out(tmp_path):
-    study = small()
+def test_a_damaged_session_is_named_and_left_out(tmp_path):
+    study = measured_study(figures=())
     runner.run(expand(study, "smoke", tmp_path), quiet=True)
     (session,) = (tmp_path / "small/smoke/sessions").iterdir()
     _cut(session)
@@ -394,37 +175,29 @@ def test_a_damaged_session_is_said_and_left_out(tmp_path):
     assert f"{session} cannot be read" in text
 
 
-def test_the_page_says_how_much_was_averaged_and_which_commit(trained, monkeypatch):
-    monkeypatch.setattr(page, "commit", lambda: "abc1234+")
-    text = report.write(catalogue.find("tmaze"), "smoke", trained).read_text()
-    table = load(catalogue.find("tmaze"), "smoke", trained)
-    fifth = table.points[0].summary["steps"] // 5
-    assert f"averaged over their last {fifth:,} steps" in text
-    assert "last 100K steps: standard error" in text
-    # The session's own: the tree may have changed since it ran.
-    assert f"<td>{table.sessions[0]['commit'] or ''}</td>" in text
-    assert "written at commit abc1234+" in text
-
-
 def test_intervals_are_explained_where_there_are_any(tmp_path, written):
     assert "bootstrap intervals over repetitions" in written[2].read_text()
     between = Between(a={"r": "1", "gate": "0.5"}, low=0.0, high=1.0)
-    study = small(
+    study = measured_study(
         "exact",
         metrics=(Metric(column="error", name="error", exact=True),),
         base={},
         claims=(Claim(says="It is", where="here", tests=(between,), scales=("smoke",)),),
         scales={"smoke": Scale(seeds=1)},
+        figures=(),
     )
     runner.run(expand(study, "smoke", tmp_path), quiet=True)
     assert "bootstrap intervals" not in report.write(study, "smoke", tmp_path).read_text()
 
 
-def test_a_sweep_states_its_rule(tmp_path):
-    study = small(
-        factors=(over("agent", "mode", ("good",)), over("r", "r", (1, 2))),
+def test_a_sweep_states_its_rule_and_writes_its_choice(tmp_path):
+    study = measured_study(
+        factors=(vary("agent", "mode", ("good",)), vary("r", "r", (1, 2))),
         selection=Selection(("r",), ("agent",)),
+        figures=(),
     )
     runner.run(expand(study, "smoke", tmp_path), quiet=True)
-    text = report.write(study, "smoke", tmp_path).read_text()
-    assert "For each agent: the r with the lowest mean of error, over all seeds" in text
+    path = report.write(study, "smoke", tmp_path)
+    rule = "For each agent: the r with the lowest mean of error, over all seeds"
+    assert rule in path.read_text()
+    assert json.loads((path.parent / "chosen.json").read_text()) == {"good": {"r": 2}}

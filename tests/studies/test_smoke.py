@@ -1,5 +1,5 @@
-"""Every study at smoke scale, from nothing to its page. About two minutes on two cores, once the
-programs have been compiled; the first time takes several times as long."""
+"""Every study at smoke scale, from its declaration to its page. Minutes; `test_report.py` and
+`test_trials.py` take one tiny training study the same way."""
 
 import html
 import json
@@ -9,22 +9,26 @@ import pytest
 from agalite.envs import ENVIRONMENTS
 from agalite.envs.memory_maze import headless
 from agalite.studies import catalogue, report, runner
-from agalite.studies.trials import counted, expand
-from browser import chromium, open_page
+from agalite.studies._wording import count_of
+from agalite.studies.trials import expand
+from chromium import needs_chromium, open_page
+
+pytestmark = pytest.mark.slow
 
 
 def _obstacle(name):
-    """Why this study cannot run here, if it cannot."""
+    """Why this study cannot run here; empty if it can."""
     if name.startswith("memory-maze"):
-        environment = ENVIRONMENTS["memory-maze-9x9"]
-        if environment.missing():
-            return f"needs {environment.installation}"
+        spec = ENVIRONMENTS["memory-maze-9x9"]
+        if spec.missing_packages():
+            return spec.install_hint
         try:
             headless.choose()
         except RuntimeError as error:
             return str(error)
-    if name.startswith("craftax") and ENVIRONMENTS["craftax-symbolic"].missing():
-        return f"needs {ENVIRONMENTS['craftax-symbolic'].installation}"
+    spec = ENVIRONMENTS["craftax-symbolic"]
+    if name.startswith("craftax") and spec.missing_packages():
+        return spec.install_hint
     return ""
 
 
@@ -45,23 +49,22 @@ def test_a_study_runs_and_reports(name, out):
     assert [o.state for o in outcomes] == ["finished"] * len(trials), outcomes
     page = report.write(study, "smoke", out)
     text = page.read_text()
-    assert f"{counted(len(trials), 'trial')}: {len(trials)} finished." in text
+    assert f"{count_of(len(trials), 'trial')}: {len(trials)} finished." in text
     assert text.count("<svg") == len(study.figures)
     assert len(list((page.parent / "figures").iterdir())) == len(study.figures)
     for claim in study.claims:
         assert html.escape(claim.where) in text
     found = json.loads((page.parent / "numbers.json").read_text())
     main = study.metrics[0].column
-    assert all(row[main]["seeds"] for row in found["settings"]), found["settings"]
+    assert all(row[main]["seeds"] for row in found["points"]), found["points"]
     if study.selection is not None:
         chosen = json.loads((page.parent / "chosen.json").read_text())
-        agents = {trial.levels["agent"] for trial in trials}
-        assert set(chosen) == agents
+        assert set(chosen) == {trial.levels["agent"] for trial in trials}
         assert all("agent.learning_rate" in settings for settings in chosen.values())
     assert runner.run(trials, quiet=True) == []
 
 
-@chromium
+@needs_chromium
 def test_a_page_with_learning_curves_works_in_a_browser(out):
     study = catalogue.find("tmaze")
     runner.run(expand(study, "smoke", out), quiet=True)

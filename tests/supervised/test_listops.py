@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agalite.supervised import listops
-from agalite.supervised.examples import Examples, stored
+from agalite.supervised.examples import Examples, cached
 from agalite.supervised.listops import (
     Grammar,
     evaluate,
@@ -80,7 +80,7 @@ def test_median_is_rounded_down_and_sum_wraps():
         ("[MIN ]", "is empty"),
         ("1 2", "2 expressions side by side"),
         ("", "0 expressions side by side"),
-        ("[SUM 1 ]", "'\\[SUM' is no token"),
+        ("[SUM 1 ]", "'\\[SUM' is not a token"),
     ],
 )
 def test_malformed_expressions_are_refused(expression, message):
@@ -185,11 +185,11 @@ def test_tsv_files_come_back_the_same(tmp_path):
         ("[MAX 1 2 ]\t2\t3", "line 3: 3 columns"),
         ("[MAX 1 2 ]\t12", "line 3: the value b'12' must be a digit"),
         ("[MAX 1 2 ]\t1", "line 3: the value is given as 1, but it is 2"),
-        ("[MAX 1 x ]\t1", "line 3: 'x' is no token"),
+        ("[MAX 1 x ]\t1", "line 3: 'x' is not a token"),
         ("( [MAX 1 )\t1", "line 3: 1 lists are never closed"),
         ("", "line 3: 1 columns"),
         (f"[MAX {'1 ' * 30}]\t1", "line 3: 32 tokens; the limit is max_length=20"),
-        ("[MAX 1 \xff ]\t1", "line 3: .* is no token"),
+        ("[MAX 1 \xff ]\t1", "line 3: .* is not a token"),
     ],
 )
 def test_bad_rows_are_named_by_their_line(tmp_path, row, message):
@@ -221,30 +221,32 @@ def test_a_stored_set_is_not_made_twice_and_a_damaged_one_is_made_again(tmp_path
         return generate(10, 0, SHORT)
 
     path = tmp_path / "deep" / "set.npz"
-    first = stored(path, make)
-    second = stored(path, make)
+    first = cached(path, make)
+    second = cached(path, make)
     assert len(made) == 1
     assert second.tokens.tobytes() == first.tokens.tobytes()
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 255
     path.write_bytes(data)
-    assert stored(path, make).tokens.tobytes() == first.tokens.tobytes()
+    assert cached(path, make).tokens.tobytes() == first.tokens.tobytes()
     path.write_bytes(data[:100])
-    assert stored(path, make).tokens.tobytes() == first.tokens.tobytes()
+    assert cached(path, make).tokens.tobytes() == first.tokens.tobytes()
     assert len(made) == 3
     assert len(list(path.parent.iterdir())) == 1
 
 
 def test_examples_can_be_cut_taken_and_checked():
-    examples = Examples.of([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])], [0, 1, 1])
-    cut, longer = examples.cut(2)
+    examples = Examples.from_sequences(
+        [np.array([1, 2, 3]), np.array([4]), np.array([5, 6])], [0, 1, 1]
+    )
+    cut, longer = examples.truncate(2)
     assert longer == 1
     assert [cut[i].tolist() for i in range(3)] == [[1, 2], [4], [5, 6]]
     some = examples.take(np.array([2, 0]))
     assert [some[0].tolist(), some[1].tolist(), some.labels.tolist()] == [[5, 6], [1, 2, 3], [1, 0]]
     with pytest.raises(ValueError, match="token 6 of example 2 must be from 0 to 5"):
-        examples.require(vocabulary=6, classes=2)
+        examples.check(vocabulary=6, classes=2)
     with pytest.raises(ValueError, match="label 1 of example 1 must be from 0 to 0"):
-        examples.require(vocabulary=7, classes=1)
+        examples.check(vocabulary=7, classes=1)
     with pytest.raises(ValueError, match="sequence 1 is empty"):
-        Examples.of([np.array([1]), np.array([])], [0, 0])
+        Examples.from_sequences([np.array([1]), np.array([])], [0, 0])

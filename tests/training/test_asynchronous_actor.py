@@ -1,4 +1,4 @@
-"""An actor hands over exactly what happened, in whole rollouts, whatever happens to the worlds."""
+"""Actors: trajectories hold what happened, complete, also when environments fail."""
 
 import itertools
 import os
@@ -13,52 +13,44 @@ import numpy as np
 import pytest
 
 from agalite.agents.appo import APPO
-from agalite.agents.base import make_batch, recompute
+from agalite.agents.base import evaluate_actions, make_batch
 from agalite.envs.gymnasium.vector import from_gymnasium
-from agalite.envs.gymnasium.workers import Fault
+from agalite.envs.gymnasium.workers import EnvError
 from agalite.training.asynchronous.actor import Actor
 from agalite.training.asynchronous.learner import Network
-from agalite.training.asynchronous.queue import Closed, Parameters, Queue, stack
+from agalite.training.asynchronous.queue import ParameterStore, QueueClosed, TrajectoryQueue, stack
 from agalite.training.asynchronous.worker import TooManyFaults
-from agalite.training.config import HostConfig
+from host_envs import small_config
 
-CONFIG = {
-    "env": "gym:host_worlds:Diary-v0",
-    "memory": "gru",
-    "memory_options": {"d_model": 16, "hidden_size": 16},
-    "hidden_size": 16,
-    "num_steps": 12,
-    "seq_len": 6,
-    "num_workers": 2,
-    "envs_per_worker": 2,
-    "processes": False,
-    "timeout": 2.0,
-    "agent": APPO(num_minibatches=1),
-}
+SHAPES = {"num_steps": 12, "seq_len": 6, "timeout": 2.0, "agent": APPO(num_minibatches=1)}
+
+
+def config(**changes):
+    return small_config(**{**SHAPES, **changes})
 
 
 def network_of(config):
-    with from_gymnasium("host_worlds:Diary-v0", 1, seed=0) as vector:
+    with from_gymnasium("host_envs:Diary-v0", 1, seed=0) as vector:
         return Network(config, vector.observation_space, vector.action_space)
 
 
 @pytest.fixture(scope="module")
 def network():
-    return network_of(HostConfig(**CONFIG))
+    return network_of(config())
 
 
 def weights_of(network, seed=0):
-    return eqx.filter(network.make(jax.random.key(seed)), eqx.is_array)
+    return eqx.filter(eqx.filter_jit(network.make)(jax.random.key(seed)), eqx.is_array)
 
 
-def actor(network, told=None, parameters=None, **changes):
-    parameters = parameters or Parameters(0, weights_of(network))
+def actor(network, log=None, parameters=None, **changes):
+    parameters = parameters or ParameterStore(0, weights_of(network))
     return Actor(
-        HostConfig(**{**CONFIG, **changes}),
+        config(**changes),
         0,
         parameters,
-        begun=0,
-        tell=(told if told is not None else []).append,
+        start_update=0,
+        log=(log if log is not None else []).append,
         network=network,
     )
 
@@ -78,25 +70,25 @@ def check_consistent(trajectory):
     assert np.isfinite(r.next_values).all()
 
 
-def taken(playing, deliveries):
-    return list(itertools.islice(playing.deliveries(), deliveries))
+def collect(playing, rollouts):
+    return list(itertools.islice(playing.rollouts(), rollouts))
 
 
 def test_what_is_handed_over_is_what_happened(network):
     """The learner, with the same weights, sees the same policy and values, and what came after."""
     playing = actor(network)
-    got = taken(playing, 6)
+    got = collect(playing, 6)
     playing.close()
-    trajectories = [t for delivery in got for t in delivery.trajectories]
+    trajectories = [t for result in got for t in result.trajectories]
     assert len(trajectories) == 12
     for trajectory in trajectories:
         check_consistent(trajectory)
-    rollout, starts, versions = stack(trajectories)
+    rollout, initial_states, versions = stack(trajectories)
     assert (versions == 0).all()
     assert versions.shape == (2, 12)
     model = network.model(weights_of(network))
-    batch = make_batch(rollout, starts, np.zeros_like(rollout.rewards), 6)
-    new = eqx.filter_jit(recompute)(model, batch)
+    batch = make_batch(rollout, initial_states, np.zeros_like(rollout.rewards), 6)
+    new = eqx.filter_jit(evaluate_actions)(model, batch)
     np.testing.assert_allclose(new.log_probs, batch.log_probs, atol=2e-5)
     np.testing.assert_allclose(new.values, batch.values, atol=2e-5)
 
@@ -120,22 +112,22 @@ def test_what_is_handed_over_is_what_happened(network):
                 np.testing.assert_allclose(before.next_values[-1], after.values[0], atol=2e-5)
     t, b = np.argwhere(truncated)[0]
     n = t // 6
-    memory = jax.tree.map(lambda x: x[n, b], starts)
-    step = jax.jit(lambda *arguments: model.step(*arguments))
+    memory_state = jax.tree.map(lambda x: x[n, b], initial_states)
+    step = eqx.filter_jit(model.step)
     for i in range(n * 6, t + 1):
-        memory, _, _ = step(memory, rollout.obs[i, b], rollout.resets[i, b])
+        memory_state, _, _ = step(memory_state, rollout.obs[i, b], rollout.resets[i, b])
     final = rollout.obs[t, b] + np.array([0, 0, 0.25, 0], np.float32)
     final[3] = rollout.actions[t, b] / 2
-    value = step(memory, final, np.array(False))[2]
+    value = step(memory_state, final, np.array(False))[2]
     np.testing.assert_allclose(rollout.next_values[t, b], value, atol=2e-5)
 
 
 def test_episodes_are_counted_once_and_whole(network):
     playing = actor(network)
-    got = taken(playing, 4)
+    got = collect(playing, 4)
     playing.close()
-    episodes = [d.episodes for d in got]
-    ends = sum(int(t.rollout.ends.sum()) for d in got for t in d.trajectories)
+    episodes = [r.stats.episodes for r in got]
+    ends = sum(int(t.rollout.ends.sum()) for r in got for t in r.trajectories)
     assert sum(e["episodic_return"][1] for e in episodes) == ends
     lengths = sum(e["episodic_length"][0] for e in episodes) / ends
     assert 2 <= lengths <= 6
@@ -144,38 +136,26 @@ def test_episodes_are_counted_once_and_whole(network):
 
 def test_new_weights_come_between_sequences_and_caches_with_them():
     """GTrXL keeps keys and values that belong to the weights: with stale ones it gives NaN."""
-    config = HostConfig(
-        **{
-            **CONFIG,
-            "memory": "gtrxl",
-            "memory_options": {
-                "d_model": 16,
-                "layers": 1,
-                "heads": 2,
-                "head_size": 8,
-                "ffn_size": 16,
-                "memory": 6,
-            },
-        }
-    )
-    network = network_of(config)
+    sizes = {"d_model": 16, "layers": 1, "heads": 2, "head_size": 8, "ffn_size": 16, "memory": 6}
+    gtrxl = config(memory="gtrxl", memory_options=sizes)
+    network = network_of(gtrxl)
     old, new = weights_of(network, 0), weights_of(network, 1)
-    parameters = Parameters(0, old)
-    playing = Actor(config, 0, parameters, begun=0, tell=print, network=network)
-    deliveries = playing.deliveries()
-    first = next(deliveries).trajectories
+    parameters = ParameterStore(0, old)
+    playing = Actor(gtrxl, 0, parameters, start_update=0, log=print, network=network)
+    rollouts = playing.rollouts()
+    first = next(rollouts).trajectories
     parameters.publish(5, new)
-    second = next(deliveries).trajectories  # the other group: in the middle of its last sequence
-    third = next(deliveries).trajectories  # had begun before the first was handed over
-    fourth = next(deliveries).trajectories
+    second = next(rollouts).trajectories  # the other group: in the middle of its last sequence
+    third = next(rollouts).trajectories  # had begun before the first was handed over
+    fourth = next(rollouts).trajectories
     playing.close()
     assert [t.versions.tolist() for t in first] == [[0, 0]] * 2
     assert [t.versions.tolist() for t in second] == [[0, 0]] * 2
     assert [t.versions.tolist() for t in third] == [[0, 5]] * 2
     assert [t.versions.tolist() for t in fourth] == [[5, 5]] * 2
-    rollout, starts, _ = stack(fourth)
-    batch = make_batch(rollout, starts, np.zeros_like(rollout.rewards), 6)
-    again = eqx.filter_jit(recompute)
+    rollout, initial_states, _ = stack(fourth)
+    batch = make_batch(rollout, initial_states, np.zeros_like(rollout.rewards), 6)
+    again = eqx.filter_jit(evaluate_actions)
     np.testing.assert_allclose(
         again(network.model(new), batch).log_probs, batch.log_probs, atol=2e-5
     )
@@ -197,28 +177,28 @@ FAULTS = {
 @pytest.mark.parametrize("how", FAULTS)
 def test_a_fault_costs_one_rollout_and_is_reported(how, network, tmp_path):
     """Four workers of one environment each, in processes: one fails, is replaced, joins again."""
-    told = []
+    log = []
     playing = actor(
         network,
-        told,
-        env="gym:host_worlds:Faulty-v0",
+        log,
+        env="gym:host_envs:Faulty-v0",
         num_workers=4,
         envs_per_worker=1,
         processes=True,
         env_options={"how": how, "folder": str(tmp_path)},
         timeout=1.0,
     )
-    got = taken(playing, 6)
+    got = collect(playing, 6)
     pids = [w._envs.processes[0].pid for group in playing.groups for w in group.workers]
     playing.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    text = "\n".join(told)
+    text = "\n".join(log)
     assert re.search(r"fault 1 in worker \d of actor 0", text), text
     assert "Faulty-v0" in text
     assert re.search(FAULTS[how].replace("environment 0", r"environment \d"), text, re.DOTALL), text
-    assert [d.lost for d in got] in ([1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0])
-    assert sum(d.faults for d in got) == 1
-    trajectories = [t for d in got for t in d.trajectories]
+    assert [r.stats.lost for r in got] in ([1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0])
+    assert sum(r.stats.faults for r in got) == 1
+    trajectories = [t for r in got for t in r.trajectories]
     assert len(trajectories) == 11
     for trajectory in trajectories:
         check_consistent(trajectory)
@@ -226,32 +206,32 @@ def test_a_fault_costs_one_rollout_and_is_reported(how, network, tmp_path):
 
 
 def test_an_environment_killed_from_outside(network):
-    told = []
-    playing = actor(network, told, num_workers=4, envs_per_worker=1, processes=True)
-    deliveries = playing.deliveries()
-    next(deliveries)
+    log = []
+    playing = actor(network, log, num_workers=4, envs_per_worker=1, processes=True)
+    rollouts = playing.rollouts()
+    next(rollouts)
     os.kill(playing.groups[1].workers[0]._envs.processes[0].pid, signal.SIGKILL)
-    got = list(itertools.islice(deliveries, 4))
+    got = list(itertools.islice(rollouts, 4))
     playing.close()
-    assert sum(d.lost for d in got) == 1
-    assert "died (SIGKILL)" in told[0]
-    for trajectory in (t for d in got for t in d.trajectories):
+    assert sum(r.stats.lost for r in got) == 1
+    assert "died (SIGKILL)" in log[0]
+    for trajectory in (t for r in got for t in r.trajectories):
         check_consistent(trajectory)
 
 
 def test_enough_is_enough(network, tmp_path):
-    told = []
+    log = []
     playing = actor(
         network,
-        told,
-        env="gym:host_worlds:Faulty-v0",
+        log,
+        env="gym:host_envs:Faulty-v0",
         restarts=2,
         env_options={"how": "raise", "folder": str(tmp_path), "times": 99},
     )
     with pytest.raises(TooManyFaults, match=r"failed 3 times \(restarts=2 are allowed\).*bad day"):
-        taken(playing, 50)
+        collect(playing, 50)
     playing.close()
-    assert sum("fault" in line for line in told) == 3
+    assert sum("fault" in line for line in log) == 3
 
 
 def test_two_groups_step_at_the_same_time(network, tmp_path):
@@ -259,12 +239,12 @@ def test_two_groups_step_at_the_same_time(network, tmp_path):
     log = tmp_path / "steps"
     playing = actor(
         network,
-        env="gym:host_worlds:Slow-v0",
+        env="gym:host_envs:Slow-v0",
         processes=True,
         envs_per_worker=1,
         env_options={"seconds": 0.02, "log": str(log)},
     )
-    for _ in itertools.islice(playing.deliveries(), 4):
+    for _ in itertools.islice(playing.rollouts(), 4):
         pass
     playing.close()
     steps = [line.split() for line in log.read_text().splitlines()]
@@ -277,7 +257,7 @@ def test_two_groups_step_at_the_same_time(network, tmp_path):
 
 
 def test_send_and_receive_must_alternate():
-    with from_gymnasium("host_worlds:Diary-v0", 1, seed=0) as vector:
+    with from_gymnasium("host_envs:Diary-v0", 1, seed=0) as vector:
         vector.reset()
         with pytest.raises(RuntimeError, match=r"call send\(\) before receive\(\)"):
             vector.receive()
@@ -289,15 +269,15 @@ def test_send_and_receive_must_alternate():
 
 def test_another_worker_is_the_same_but_for_its_seed():
     with (
-        from_gymnasium("host_worlds:Diary-v0", 2, seed=0, asynchronous=True, timeout=9) as one,
-        one.another(1) as two,
+        from_gymnasium("host_envs:Diary-v0", 2, seed=0, asynchronous=True, timeout=9) as one,
+        one.recreate(1) as two,
     ):
         assert not np.array_equal(one.reset(), two.reset())
         assert np.array_equal(one.reset(seed=3), two.reset(seed=3))
 
 
 def test_a_worker_that_hangs_at_its_start_is_a_fault(monkeypatch):
-    monkeypatch.setattr("agalite.envs.gymnasium.workers._START_PATIENCE", 0.3)
+    monkeypatch.setattr("agalite.envs.gymnasium.workers._START_TIMEOUT", 0.3)
     home = os.getpid()
 
     def make():
@@ -307,12 +287,12 @@ def test_a_worker_that_hangs_at_its_start_is_a_fault(monkeypatch):
 
         return gymnasium.make("CartPole-v1")
 
-    with pytest.raises(Fault, match=r"environment 0 of make did not answer within 0\.3 s"):
+    with pytest.raises(EnvError, match=r"environment 0 of make did not answer within 0\.3 s"):
         from_gymnasium(make, 1, seed=0, asynchronous=True, timeout=0.1)
 
 
 def test_the_queue_is_bounded_and_first_come_first_served():
-    queue = Queue(limit=3)
+    queue = TrajectoryQueue(limit=3)
     items = [object() for _ in range(6)]
     queue.put(items[:2])
     queue.put(items[2:4])  # below the limit: what was finished together comes in together
@@ -330,6 +310,6 @@ def test_the_queue_is_bounded_and_first_come_first_served():
     assert entered.wait(5)
     assert queue.take(3, timeout=1) == items[3:]
     queue.close()
-    with pytest.raises(Closed):
+    with pytest.raises(QueueClosed):
         queue.put(items)
     thread.join()

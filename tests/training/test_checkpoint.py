@@ -69,7 +69,7 @@ def small(n: int):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoint, "_RETRY_DELAY", 0.0)
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_any_damage_to_any_file_is_found(checkpoints, tmp_path):
     assert len(paths) > 5
     for path, damage in itertools.product(paths, damages()):
         damage(whole / path)
-        with pytest.warns(UserWarning, match="step_000000000002 is passed over"):
+        with pytest.warns(UserWarning, match="step_000000000002 is skipped"):
             step, got = checkpoints.restore(small(0))
         assert step == 1
         assert bits(got) == bits(small(1))
@@ -270,7 +270,7 @@ def test_after_damage_training_goes_on_and_the_damaged_are_replaced(checkpoints)
     for step in (1, 2):
         checkpoints.save(step, small(step))
     folder(checkpoints, 2).joinpath("manifest.json").unlink()
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         assert checkpoints.restore(small(0))[0] == 1
     checkpoints.save(2, small(20))
     assert checkpoints.steps() == [1, 2]
@@ -286,11 +286,11 @@ def test_nothing_usable_is_a_clear_error(checkpoints):
     with pytest.raises(ValueError, match=r"step 3 .*there is none.*steps there are: 1, 2"):
         checkpoints.restore(small(0), step=3)
     folder(checkpoints, 2).joinpath("arrays/manifest.ocdbt").unlink()
-    passed = pytest.warns(UserWarning, match="is passed over")
+    passed = pytest.warns(UserWarning, match="is skipped")
     with passed, pytest.raises(ValueError, match=r"step 2 .*cannot be read"):
         checkpoints.restore(small(0), step=2)  # asked for: no other will do
     folder(checkpoints, 1).joinpath("manifest.json").unlink()
-    passed = pytest.warns(UserWarning, match="is passed over")
+    passed = pytest.warns(UserWarning, match="is skipped")
     with passed, pytest.raises(ValueError, match=r"all checkpoints in .* are damaged"):
         checkpoints.restore(small(0))
 
@@ -299,7 +299,7 @@ def test_a_newer_format_is_not_taken_for_damage(checkpoints, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     checkpoints.save(1, small(1))
     monkeypatch.setattr(checkpoint, "FORMAT", 1)
-    with pytest.raises(ValueError, match="newer agalite"):
+    with pytest.raises(ValueError, match="newer version of agalite"):
         checkpoints.restore(small(0))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agalite.training import plots
 from agalite.training.logging import MetricsWriter
-from agalite.training.plots import _smoothed, bootstrap_interval, common_steps, curve
+from agalite.training.plots import _smooth, bootstrap_interval, common_steps, curve
 from agalite.training.run import Run
 
 
@@ -84,20 +84,21 @@ def test_gaps_are_bridged_and_nothing_is_carried_beyond(tmp_path):
 def test_smoothing_looks_back_and_ignores_what_is_missing():
     nan = math.nan
     curves = np.array([[1.0, 3, 5, 7, 9], [nan, 2, 4, 6, nan]])
-    np.testing.assert_allclose(_smoothed(curves, 2), [[1, 2, 4, 6, 8], [nan, 2, 3, 5, nan]])
-    np.testing.assert_array_equal(_smoothed(curves, 1), curves)
-    np.testing.assert_allclose(_smoothed(curves, 99)[0], [1, 2, 3, 4, 5])
-    np.testing.assert_array_equal(_smoothed(curves, None), curves)  # five points need none
+    np.testing.assert_allclose(_smooth(curves, 2), [[1, 2, 4, 6, 8], [nan, 2, 3, 5, nan]])
+    np.testing.assert_array_equal(_smooth(curves, 1), curves)
+    np.testing.assert_allclose(_smooth(curves, 99)[0], [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(_smooth(curves, None), curves)  # five points need none
 
 
 # The picture
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(0)
-    lines = [(i * 1000, *(i / 50 + rng.normal(size=3))) for i in range(1, 60)]
-    return [make(tmp_path / name, lines, seeds=3) for name in ("first", "second")]
+    lines = [(i * 2000, *(i / 25 + rng.normal(size=3))) for i in range(1, 30)]
+    return [make(folder / name, lines, seeds=3) for name in ("first", "second")]
 
 
 def test_png_of_several_runs_and_metrics(runs, tmp_path):

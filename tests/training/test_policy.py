@@ -1,7 +1,8 @@
-"""A trained agent in other people's loops: `agalite.train`, `agalite.load_policy`, `Policy`."""
+"""The Python API: `agalite.train`, `resume`, `load_policy` and `Policy`."""
 
 import subprocess
 import sys
+from functools import partial
 
 import equinox as eqx
 import gymnasium
@@ -16,8 +17,11 @@ from agalite.cli import main
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
 from agalite.training.policy import Policy, State
+from agalite.training.presets import new_folder
+from modules import random_weights
 
 SMALL = {"d_model": 16, "layers": 1, "heads": 2, "head_size": 8, "ffn_size": 16, "eta": 2}
+GRU = {"memory": "gru", "memory_options": {"d_model": 16, "hidden_size": 16}}
 TINY = {
     "num_envs": 4,
     "num_steps": 8,
@@ -26,7 +30,7 @@ TINY = {
     "log_every": 64,
     "checkpoint_every": 64,
 }
-# One of each kind of state: sums, a cache, a vector, nothing.
+# One of each kind of state: sums, a cache, a vector, no arrays.
 SIZES = {
     "agalite": SMALL,
     "gtrxl": {"d_model": 16, "layers": 1, "heads": 2, "head_size": 8, "memory": 4},
@@ -37,14 +41,15 @@ SIZES = {
 
 def new_policy(memory="agalite", space=None, actions=None, **options):
     space = space or Box(-1.0, 1.0, (5,), np.float32)
-    model = ActorCritic.make(
+    make = partial(
+        ActorCritic.make,
         space,
         actions or Discrete(3),
         memory=memory,
         memory_options=SIZES[memory],
         hidden_size=16,
-        key=jax.random.key(1),
     )
+    model = random_weights(lambda key: make(key=key))
     return Policy(model, dtype=space.dtype, **options)
 
 
@@ -57,16 +62,16 @@ def policy():
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     maze = agalite.train(
-        TrainConfig(env="tmaze", env_options={"corridor": 3}, memory_options=SMALL, **TINY),
+        TrainConfig(env="tmaze", env_options={"corridor": 3}, **GRU, **TINY),
         folder / "maze",
         quiet=True,
     )
     pole = agalite.train(
         "masked-cartpole",
         folder / "pole",
-        memory_options=SMALL,
         agent=PPO(num_minibatches=2),
         quiet=True,
+        **GRU,
         **TINY,
     )
     return {"agalite/TMaze-v0": maze, "agalite/MaskedCartPole-v0": pole}
@@ -74,7 +79,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["agalite/TMaze-v0", "agalite/MaskedCartPole-v0"])
 @pytest.mark.parametrize("greedy", [True, False])
-def test_three_lines_in_any_loop(runs, name, greedy):
+def test_a_policy_acts_in_gymnasium_environments(runs, name, greedy):
     env = gymnasium.make(name, **({"corridor": 3} if "TMaze" in name else {}))
     policy = agalite.load_policy(runs[name], greedy=greedy)
     state = policy.initial_state()
@@ -83,14 +88,14 @@ def test_three_lines_in_any_loop(runs, name, greedy):
         for step in range(30):
             action, state = policy.act(obs, state, reset=step == 0)
             assert env.action_space.contains(action)
-            assert {action: "found"}[action] == "found", "environments look actions up in tables"
+            assert {action: "found"}[action] == "found", "actions can be dictionary keys"
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break
     env.close()
 
 
-def test_an_episode_becomes_a_film(runs, tmp_path, capsys):
+def test_eval_writes_a_video(runs, tmp_path, capsys):
     out = tmp_path / "episode.mp4"
     folder = str(runs["agalite/MaskedCartPole-v0"].folder)
     assert main(["eval", folder, "--episodes", "3", "--video", str(out)]) == 0
@@ -98,8 +103,7 @@ def test_an_episode_becomes_a_film(runs, tmp_path, capsys):
     assert out.read_bytes()[4:8] == b"ftyp"
 
 
-def test_it_acts_as_the_agent_that_was_trained(runs):
-    """The sampled actions, and the values, of the model and its own states, one after the other."""
+def test_a_policy_computes_what_its_model_does(runs):
     folder = runs["agalite/TMaze-v0"].folder
     policy, model = agalite.load_policy(folder), agalite.load_policy(folder).model
     generator = np.random.default_rng(0)
@@ -114,7 +118,7 @@ def test_it_acts_as_the_agent_that_was_trained(runs):
 
 
 @pytest.mark.parametrize("memory", list(SIZES))
-def test_a_batch_is_as_each_alone(memory):
+def test_a_batch_equals_each_alone(memory):
     policy = new_policy(memory, greedy=True)
     generator = np.random.default_rng(0)
     obs = generator.normal(size=(6, 3, 5)).astype(np.float32)
@@ -136,7 +140,7 @@ def test_a_batch_is_as_each_alone(memory):
                 assert chances[i, chosen] >= chances[i].max() - 1e-6
 
 
-def test_a_reset_forgets_all(policy):
+def test_a_reset_clears_the_memory(policy):
     obs, other = np.linspace(-1, 1, 5), np.ones(5)
     _, used = policy.act(other, policy.initial_state())
     fresh = policy.value(obs, policy.initial_state())
@@ -159,14 +163,14 @@ def test_sampled_actions_follow_the_probabilities_and_the_seed():
 @pytest.mark.parametrize(
     ("actions", "shape"), [(MultiDiscrete([2, 5]), (2,)), (Box(-3.0, 3.0, (4,)), (4,))]
 )
-def test_actions_of_other_kinds(actions, shape):
+def test_other_action_spaces(actions, shape):
     policy = new_policy(actions=actions)
     action, _ = policy.act(np.zeros(5), policy.initial_state())
     assert action.shape == shape
     assert actions.contains(action.astype(actions.dtype))
     action, _ = policy.act(np.zeros((3, 5)), policy.initial_state(batch=3))
     assert action.shape == (3, *shape)
-    with pytest.raises(ValueError, match="these actions are not"):
+    with pytest.raises(ValueError, match="only Discrete action spaces have probabilities"):
         policy.probabilities(np.zeros(5), policy.initial_state())
 
 
@@ -186,12 +190,12 @@ def test_actions_of_other_kinds(actions, shape):
         ([0, 0, np.nan, 0, 0], None, False, r"obs\[2\] is nan"),
     ],
 )
-def test_wrong_inputs_are_named(policy, obs, batch, reset, message):
+def test_wrong_inputs_are_refused(policy, obs, batch, reset, message):
     with pytest.raises(ValueError, match=message):
         policy.act(obs, policy.initial_state(batch), reset)
 
 
-def test_wrong_states_are_named(policy):
+def test_wrong_states_are_refused(policy):
     with pytest.raises(ValueError, match="batch=0 must be a whole number >= 1"):
         policy.initial_state(batch=0)
     with pytest.raises(ValueError, match="state is a NoneType; it must come from"):
@@ -202,39 +206,25 @@ def test_wrong_states_are_named(policy):
         new_policy(seed=-1)
 
 
-def test_pixels_must_be_pixels():
+def test_pixels_must_be_integers():
     policy = new_policy("feedforward", Box(0, 255, (36, 36, 3), np.uint8))
     state = policy.initial_state()
     assert isinstance(state, State)
     pixels = np.random.default_rng(0).integers(256, size=(36, 36, 3))
     value = policy.value(pixels.astype(np.uint8), state)
-    assert value == policy.value(pixels, state), "whole numbers of another width will do"
+    assert value == policy.value(pixels, state), "integers of another width are accepted"
     with pytest.raises(ValueError, match="obs has dtype float64; expected uint8"):
         policy.act(pixels / 255, state)
     with pytest.raises(ValueError, match="obs goes from -1 to 254; expected uint8"):
         policy.act(np.minimum(pixels, 255) - 1, state)
 
 
-# The functions at the top
-
-
-def test_settings_not_given_are_the_command_lines(tmp_path, monkeypatch):
-    from agalite.training.command import configure, new_folder, parse
-
-    settings = {
-        "env": "tmaze",
-        "memory": "gru",
-        "env_options": {"corridor": 9},
-        "total_timesteps": 7,
-    }
-    words = ["tmaze", "--memory", "gru", "--corridor", "9", "--steps", "7"]
-    for preset in ("tuned", "paper"):
-        _, expected = parse([*words, "--preset", preset], "agalite train")
-        assert configure(preset, settings) == expected
+def test_a_new_folder_is_not_used_yet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = new_folder(expected)
+    config = TrainConfig(env="tmaze")
+    folder = new_folder(config)
     folder.mkdir(parents=True)
-    assert new_folder(expected) != folder
+    assert new_folder(config) != folder
     assert folder.parent.name == "runs"
 
 
@@ -247,27 +237,33 @@ def test_settings_not_given_are_the_command_lines(tmp_path, monkeypatch):
         (["tmaze"], {"memory": "elephant"}, "memory='elephant' is unknown"),
         (["tmaze"], {"corridor": 3}, "setting='corridor' is unknown; choose one of: .*env_options"),
         ([{"env": "tmaze"}], {}, "must be a TrainConfig, or the name of an environment"),
-        ([TrainConfig(env="tmaze")], {"total_timesteps": 3}, "config is given, and steps besides"),
+        (
+            [TrainConfig(env="tmaze")],
+            {"total_timesteps": 3},
+            "config is given, and total_timesteps besides",
+        ),
     ],
 )
-def test_what_cannot_be_trained_is_explained(arguments, settings, message, tmp_path):
+def test_what_cannot_be_trained_is_refused(arguments, settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         agalite.train(*arguments, folder=tmp_path / "x", **settings)
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_is_resumed_by_itself_or_by_its_folder(runs):
+def test_resume_takes_a_run_or_a_folder(runs):
     run = runs["agalite/TMaze-v0"]
     for what in (run, run.folder, str(run.folder)):
         assert agalite.resume(what, quiet=True).read_summary()["steps"] == 64
 
 
-def test_importing_is_light_and_what_is_missing_is_named():
+def test_importing_is_light_and_missing_packages_are_named():
     code = (
         "import sys, agalite\n"
         "assert 'jax' not in sys.modules and 'numpy' not in sys.modules\n"
         "assert set(dir(agalite)) >= {'train', 'resume', 'load_policy', 'TrainConfig'}\n"
         "assert callable(agalite.train) and 'jax' not in sys.modules\n"
+        "agalite.TrainConfig; import agalite.training.train, agalite.training.presets\n"
+        "assert 'tyro' not in sys.modules, 'the API does not need the command-line parser'\n"
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda n, *a: None if n in ('optax', 'orbax') else find(n, *a)\n"
         "for use in (lambda: agalite.train('tmaze'), lambda: agalite.load_policy('x'),\n"

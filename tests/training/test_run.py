@@ -37,7 +37,7 @@ def test_config_is_read_back_with_versions(run):
     again = Run.open(run.folder)
     assert again.config == run.config
     assert {k: again.config[k] for k in CONFIG} == CONFIG
-    assert again.config["format"] == 1
+    assert again.config["format"] == run_module.FORMAT
     assert again.config["versions"]["agalite"] == __version__
     assert again.config["versions"]["numpy"] == np.__version__
     assert again.name == "a"
@@ -87,10 +87,11 @@ def test_a_full_disk_is_an_error_before_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format": 1,', "cannot be read"),
+        ('{"format": 2,', "cannot be read"),
         ("[1]", "is not the config of a run"),
         ('{"env": "tmaze"}', "is not the config of a run"),
-        ('{"format": 99, "versions": {"agalite": "7.0"}}', r"newer agalite \(7\.0; run f"),
+        ('{"format": 1}', r"older version of agalite \(format 1; this is 2\); train it again"),
+        ('{"format": 99, "versions": {"agalite": "7.0"}}', r"newer version of agalite \(7\.0; f"),
     ],
 )
 def test_a_config_that_is_none_of_ours(tmp_path, text, message):

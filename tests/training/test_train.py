@@ -1,4 +1,4 @@
-"""Runs: the same whether interrupted or not, alone or with other seeds; and they learn."""
+"""Training: seeds, devices, a run's folder, stopping and resuming, configurations."""
 
 import csv
 import os
@@ -15,76 +15,78 @@ from agalite.agents.a2c import A2C
 from agalite.agents.ppo import PPO
 from agalite.cli import main
 from agalite.training.checkpoint import Checkpoints
-from agalite.training.command import parse
-from agalite.training.config import TrainConfig
+from agalite.training.config import TrainConfig, config_from_dict
 from agalite.training.evaluate import evaluate
 from agalite.training.logging import read_metrics
 from agalite.training.policy import load, load_policy
+from agalite.training.presets import PRESETS, preset
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
-from agalite.training.train import Diverged, Trainer, train
+from agalite.training.session import Diverged
+from agalite.training.train import Trainer, train
 
 SMALL = {"d_model": 16, "layers": 1, "heads": 2, "head_size": 8, "ffn_size": 16, "eta": 2}
 CONFIG = {
     "env": "tmaze",
     "env_options": {"corridor": 3},
-    "memory_options": SMALL,
+    "memory": "gru",
+    "memory_options": {"d_model": 16, "hidden_size": 16},
     "num_envs": 4,
     "num_steps": 8,
     "hidden_size": 16,
-    "total_timesteps": 640,
+    "total_timesteps": 1920,
     "log_every": 64,
     "checkpoint_every": 64,
 }
 
 
-def states(config, count):
-    """The state after three updates, of seeds 0 ... count - 1 together."""
-    trainer, seeds = Trainer(config), Seeds(count)
-    numbers = np.arange(count, dtype=np.uint32)
-    state = seeds.begin(trainer.begin, numbers)
-    return seeds.compile(trainer.advance, shared=1)(state, np.int32(3))
+def states(numbers):
+    """The state and the metrics of these seeds after three updates."""
+    trainer, seeds = Trainer(TrainConfig(**CONFIG)), Seeds(len(numbers))
+    state = seeds.init(trainer.init, np.array(numbers, np.uint32))
+    return seeds.compile(trainer.advance, shared=1, donate=True)(state, np.int32(3))
 
 
-def test_seeds_together_are_as_each_alone():
-    config = TrainConfig(**CONFIG)
-    together, metrics = states(config, 3)
-    trainer = Trainer(config)
-    begin, advance = jax.jit(trainer.begin), jax.jit(trainer.advance)
-    for seed in range(3):
-        alone, own = advance(begin(np.uint32(seed)), np.int32(3))
+def test_several_seeds_at_once_equal_each_alone():
+    at_once, metrics = states([0, 1])
+    for seed in range(2):
+        alone, own = states([seed])
         for name, value in own.items():
-            np.testing.assert_allclose(metrics[name][seed], value, rtol=2e-4, atol=1e-5)
+            np.testing.assert_allclose(metrics[name][seed], value[0], rtol=2e-4, atol=1e-5)
         for a, b in zip(
-            jax.tree.leaves(together.weights), jax.tree.leaves(alone.weights), strict=True
+            jax.tree.leaves(at_once.weights), jax.tree.leaves(alone.weights), strict=True
         ):
-            np.testing.assert_allclose(a[seed], b, atol=1e-5)
+            np.testing.assert_allclose(a[seed], b[0], atol=1e-5)
 
 
-def test_devices_change_nothing():
-    """Two seeds on each of two devices; a process of its own, as they must be there before JAX."""
-    code = (
-        "import jax; jax.config.update('jax_num_cpu_devices', {devices})\n"
-        "import numpy as np\n"
-        "from test_training import *\n"
-        "state, _ = states(TrainConfig(**CONFIG), 4)\n"
-        "print(len(Seeds(4).devices), [float(np.abs(np.asarray(x)).sum(dtype=np.float64))"
-        " for x in jax.tree.leaves(state.weights)])\n"
+DEVICES = """
+import importlib.util, jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy as np
+spec = importlib.util.spec_from_file_location("test_train", {path!r})
+test_train = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(test_train)
+state, _ = test_train.states(range(4))
+print(len(test_train.Seeds(4).devices))
+print([float(np.abs(np.asarray(x)).sum(dtype=np.float64)) for x in jax.tree.leaves(state.weights)])
+"""
+
+
+@pytest.mark.slow
+def test_two_devices_give_the_same_as_one():
+    """Two seeds on each; in its own process, since devices are fixed before JAX starts."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES.format(path=__file__)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
-    out = []
-    for devices in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(devices=devices)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-            cwd=os.path.dirname(__file__),
-        )
-        count, _, numbers = done.stdout.strip().splitlines()[-1].partition(" ")
-        assert int(count) == devices
-        out.append(np.array(eval(numbers)))
-    np.testing.assert_allclose(out[0], out[1], rtol=1e-5)
+    devices, numbers = done.stdout.strip().splitlines()[-2:]
+    assert int(devices) == 2
+    state, _ = states(range(4))
+    want = [np.abs(np.asarray(x)).sum(dtype=np.float64) for x in jax.tree.leaves(state.weights)]
+    np.testing.assert_allclose(eval(numbers), want, rtol=1e-5)
 
 
 def rows_without_speed(folder):
@@ -94,10 +96,8 @@ def rows_without_speed(folder):
 
 
 def final_leaves(folder):
-    config = TrainConfig.from_dict(
-        {k: v for k, v in Run.open(folder).config.items() if k not in ("format", "versions")}
-    )
-    like = jax.eval_shape(Seeds(1).over(Trainer(config).begin), np.zeros(1, np.uint32))
+    config = config_from_dict(Run.open(folder).asked)
+    like = Seeds(1).shapes(Trainer(config).init, np.zeros(1, np.uint32))
     step, state = Checkpoints(folder / "checkpoints").restore(like)
     leaves = [
         x for x in jax.tree.leaves(state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -105,35 +105,11 @@ def final_leaves(folder):
     return step, leaves
 
 
-COMMAND = [
-    "tmaze",
-    "--corridor",
-    "3",
-    "--num-envs",
-    "4",
-    "--num-steps",
-    "8",
-    "--hidden-size",
-    "16",
-    "--log-every",
-    "64",
-    "--checkpoint-every",
-    "64",
-    "--steps",
-    "1920",
-    "--model.d-model",
-    "16",
-    "--model.layers",
-    "1",
-    "--model.heads",
-    "2",
-    "--model.head-size",
-    "8",
-    "--model.ffn-size",
-    "16",
-    "--model.eta",
-    "2",
-]
+WORDS = """
+tmaze --corridor 3 --num-envs 4 --num-steps 8 --hidden-size 16 --steps 1920
+--log-every 64 --checkpoint-every 64 --memory gru --model.d-model 16 --model.hidden-size 16
+"""
+COMMAND = WORDS.split()
 
 
 def start(*words):
@@ -157,13 +133,13 @@ def wait_for_checkpoint(folder, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nobody disturbed."""
+    """A run that was never interrupted."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     assert main(["train", *COMMAND, "--out", str(folder)]) == 0
     return folder
 
 
-def test_a_run_leaves_what_it_promises(whole):
+def test_a_run_leaves_its_files(whole):
     names = {p.name for p in whole.iterdir()}
     assert {
         "config.json",
@@ -179,8 +155,10 @@ def test_a_run_leaves_what_it_promises(whole):
     assert len(table["step"]) == 30
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_and_resumed_it_ends_the_same_to_the_bit(number, whole, tmp_path):
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_stopped_and_resumed_a_run_ends_the_same_to_the_bit(number, whole, tmp_path):
     folder = tmp_path / "killed"
     process = start("train", *COMMAND, "--out", str(folder))
     wait_for_checkpoint(folder, process)
@@ -188,7 +166,7 @@ def test_killed_and_resumed_it_ends_the_same_to_the_bit(number, whole, tmp_path)
     process.send_signal(number)
     process.wait(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 143)
-    assert len(rows_without_speed(folder)) < 30, "it was to be stopped before its end"
+    assert len(rows_without_speed(folder)) < 30, "it ended before it was stopped"
     assert main(["resume", str(folder)]) == 0
     assert rows_without_speed(folder) == rows_without_speed(whole)
     (step, got), (whole_step, want) = final_leaves(folder), final_leaves(whole)
@@ -211,9 +189,9 @@ def test_a_trained_run_can_be_used(whole, tmp_path, capsys):
     assert out.stat().st_size > 0
 
 
-def test_every_environment_counts_the_same_number_of_episodes(whole):
+def test_evaluate_plays_whole_episodes(whole):
     model, trainer, _ = load(whole)
-    scores = evaluate(model, trainer.world, episodes=10, together=4)
+    scores = evaluate(model, trainer.env, episodes=10, num_envs=4)
     assert scores.returns.shape == scores.lengths.shape == (10,)
     assert set(np.unique(scores.success)) <= {0.0, 1.0}
     # T-Maze: -0.1 for each step but the last, and 4 or -1 for the turn.
@@ -222,38 +200,42 @@ def test_every_environment_counts_the_same_number_of_episodes(whole):
     np.testing.assert_allclose(scores.returns[short], paid[short], atol=1e-3)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+@pytest.mark.slow
+def test_a_run_stops_at_a_loss_that_is_not_finite(tmp_path):
     agent = A2C(learning_rate=1e30, max_grad_norm=1e30)
     with pytest.raises(Diverged, match=r"losses/\w+ of seed number 0 became .* by step"):
-        train(TrainConfig(**{**CONFIG, "agent": agent}), tmp_path / "bad", quiet=True)
-    # Everything that went wrong, and all that was measured.
+        train(
+            TrainConfig(**{**CONFIG, "agent": agent, "total_timesteps": 640}),
+            tmp_path / "bad",
+            quiet=True,
+        )
     log = (tmp_path / "bad" / "run.log").read_text()
     assert "losses/policy_loss" in log.split("became")[0]
     assert "'charts/" in log
 
 
-def test_it_learns_to_remember_and_without_memory_it_does_not(tmp_path):
-    common = {
-        "env": "tmaze",
-        "env_options": {"corridor": 5},
-        "num_envs": 32,
-        "num_steps": 16,
-        "hidden_size": 32,
-        "total_timesteps": 100_000,
-        "log_every": 10_000,
-        "agent": A2C(3e-3, ent_coef=1e-2),
-    }
-    success = {}
-    for memory, options in (
-        ("agalite", {**SMALL, "d_model": 32, "head_size": 16, "horizon": (2, 32)}),
-        ("feedforward", {"d_model": 32}),
-    ):
-        folder = tmp_path / memory
-        config = TrainConfig(memory=memory, memory_options=options, **common)
-        summary = train(config, folder, quiet=True).read_summary()
-        success[memory] = summary["last_tenth"]["charts/success"]
-    assert success["agalite"] > 0.9
-    assert success["feedforward"] < 0.6
+@pytest.mark.parametrize(
+    ("memory", "options", "least", "most"),
+    [
+        ("agalite", {**SMALL, "horizon": (2, 32)}, 0.9, 1.0),
+        pytest.param("feedforward", {"d_model": 32}, 0.0, 0.6, marks=pytest.mark.slow),
+    ],
+)
+def test_only_with_memory_an_agent_learns_to_remember(memory, options, least, most, tmp_path):
+    config = TrainConfig(
+        env="tmaze",
+        env_options={"corridor": 5},
+        memory=memory,
+        memory_options=options,
+        num_envs=32,
+        num_steps=16,
+        hidden_size=32,
+        total_timesteps=100_000,
+        log_every=10_000,
+        agent=A2C(3e-3, ent_coef=1e-2),
+    )
+    summary = train(config, tmp_path / "run", quiet=True).read_summary()
+    assert least < summary["last_tenth"]["charts/success"] <= most
 
 
 @pytest.mark.parametrize(
@@ -275,74 +257,36 @@ def test_bad_settings_are_refused_before_anything_is_compiled(change, message):
         TrainConfig(**{**CONFIG, **change})
 
 
-def test_a_configuration_comes_back_as_it_was():
+def test_a_configuration_goes_to_a_dictionary_and_back():
     for agent in (A2C(1e-3), PPO(vf_clip_coef=0.2, num_minibatches=2)):
         config = TrainConfig(**{**CONFIG, "agent": agent})
-        assert TrainConfig.from_dict(config.to_dict()) == config
+        assert config_from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "older",
     [
-        (
-            ["tmaze", "--update-epochs", "2"],
-            "--update-epochs is an option of ppo and appo; the algorithm",
-        ),
-        (["masked-cartpole", "--corridor=5"], "--corridor is an option of tmaze; the environment"),
+        {"environments": 4, "rollout": 8},
+        {"agent": {"learning_rate": 1e-3, "lam": 0.9, "discount": 0.99}},
+        {"agent": {"epochs": 3, "minibatches": 8}, "algorithm": "ppo"},
     ],
 )
-def test_an_option_in_the_wrong_place_says_where_it_belongs(words, message):
-    with pytest.raises(ValueError, match=message):
-        parse(words, "agalite train")
+def test_a_run_of_an_older_version_is_refused(older, tmp_path, capsys):
+    values = {"env": "tmaze", "memory": "gru", "algorithm": "a2c", "agent": {}, **older}
+    with pytest.raises(ValueError, match="written by an older version of agalite"):
+        config_from_dict(values)
+    with Run.create(tmp_path / "run", values):
+        pass
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "config.json: this run was written by an older version" in capsys.readouterr().err
 
 
-def test_an_option_that_nothing_knows_leads_to_the_right_help(capsys):
-    with pytest.raises(SystemExit):
-        parse(["tmaze", "--memory", "gru", "--nonsense", "2"], "agalite train")
-    assert "agalite train tmaze --memory gru --help" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_command_line_is_made_of_the_parts():
-    choices, config = parse(
-        [
-            "tmaze",
-            "--memory",
-            "gtrxl",
-            "--corridor",
-            "20",
-            "--model.memory",
-            "64",
-            "--preset",
-            "paper",
-            "--steps",
-            "5_000_000",
-            "--learning-rate",
-            "1e-3",
-            "--out",
-            "x",
-        ],
-        "agalite train",
-    )
-    assert str(choices.out) == "x"
-    assert config.env_options == {"corridor": 20}
-    assert config.memory_options == {"memory": 64}
-    assert (config.num_envs, config.num_steps) == (8, 256)
-    assert config.agent == A2C(learning_rate=1e-3, ent_coef=1e-3)
-    assert config.steps == 5_000_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "nowhere"], "env='nowhere' is unknown; choose one of: tmaze"),
-        (["train", "tmaze", "--memory", "x"], "memory='x' is unknown"),
-        (["train", "tmaze", "--corridor", "1"], "corridor=1"),
-        (["train", "tmaze", "--preset", "best"], "preset='best' is unknown"),
-        (["resume", "/nowhere"], "/nowhere"),
-        (["eval", "/nowhere"], "/nowhere"),
-        (["plot", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_what_cannot_be_done_is_explained(arguments, message, capsys):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+def test_every_preset_is_a_configuration():
+    for name in PRESETS:
+        for env in ("tmaze", "masked-cartpole", "mystery-path", "craftax-symbolic"):
+            for memory in ("agalite", "gtrxl", "gru"):
+                TrainConfig(env=env, memory=memory, **preset(name, env, memory))
+    paper = preset("paper", "tmaze", "gru")
+    assert paper["agent"] == A2C(learning_rate=5e-4, ent_coef=1e-2)
+    with pytest.raises(ValueError, match="preset='best' is unknown"):
+        preset("best", "tmaze", "gru")

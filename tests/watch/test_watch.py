@@ -1,4 +1,4 @@
-"""What `agalite watch` shows is what the memory does: gates, what is left, what matters."""
+"""The numbers of `agalite watch`: gates, attention weights, gradients, episodes."""
 
 import equinox as eqx
 import jax
@@ -9,18 +9,23 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from agalite.memory import make_memory
 from agalite.networks.actor_critic import ActorCritic
-from agalite.ops.attention import agalite_attention
+from agalite.networks.heads import Categorical, DiagonalNormal, MultiCategorical
+from agalite.ops import agalite_attention
 from agalite.ops.features import as_outer
 from agalite.training.asynchronous.evaluate import HostTrainer
 from agalite.training.config import HostConfig
 from agalite.watch import gates
 from agalite.watch.episode import play
 from agalite.watch.gates import attention_weights
-from agalite.watch.page import actions
-from agalite.watch.saliency import axis_top, chosen, saliency
-from models import INPUT, build, inputs
+from agalite.watch.page import action_record
+from agalite.watch.saliency import axis_limit, chosen_logit, saliency
+from memory_models import INPUT, build, inputs
 
 T = 9
+
+
+def slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @eqx.filter_jit
@@ -34,20 +39,21 @@ def layers_of(memory, xs):
     """beta, gamma, k and v of each layer."""
     found = []
     for block, h in zip(memory.blocks, gates.attention_inputs(memory, xs), strict=True):
-        projected = block.attention.project(block.attention.norm(h))
-        both = gates.gates(block.attention, h)
+        attention = block.attention
+        projected = attention.projections(attention.project(attention.norm(h)))
+        both = gates.gates(attention, h)
         found.append((*both, as_outer(projected.k).expand(), projected.v))
     return found
 
 
 def episode(row):
-    """The model, inputs (T, input), and its own state and outputs: from an episode's beginning."""
+    """A model, inputs (T, input) from the first of an episode, and its final state and outputs."""
     memory, xs = build(row), np.asarray(inputs(T)[0])
     return memory, xs, *jax.tree.map(np.asarray, scan(memory, xs))
 
 
-@pytest.mark.parametrize("row", ["agalite", "agalite published r=4", "agalite elu1"])
-def test_gates_make_agalites_own_state(row):
+@pytest.mark.parametrize("row", ["agalite", *slow("agalite published r=4", "agalite elu1")])
+def test_gates_give_the_state_of_agalite(row):
     memory, xs, state, _ = episode(row)
     basis = memory.blocks[0].attention.basis
     for layer, arrays in enumerate(layers_of(memory, xs)):
@@ -62,8 +68,8 @@ def test_gates_make_agalites_own_state(row):
         np.testing.assert_allclose(values, state.values[layer], atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ["galite", "galite dpfp"])
-def test_gates_make_galites_own_state(row):
+@pytest.mark.parametrize("row", ["galite", *slow("galite dpfp")])
+def test_gates_give_the_state_of_galite(row):
     memory, xs, state, _ = episode(row)
     for own, arrays in zip(state, layers_of(memory, xs), strict=True):
         beta, gamma, k, v = (np.asarray(x) for x in arrays)
@@ -74,9 +80,9 @@ def test_gates_make_galites_own_state(row):
         np.testing.assert_allclose(C, own.C, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ["gru", "gru horizon", "lstm"])
-def test_gates_make_the_units_own_state(row):
-    """What the state is beyond what was kept of it is what was written of the candidate."""
+@pytest.mark.parametrize("row", ["gru", *slow("gru horizon"), "lstm"])
+def test_gates_give_the_state_of_units(row):
+    """state = kept * state + written * candidate."""
     memory, xs, state, ys = episode(row)
     gate = gates.unit_gates(memory, jnp.asarray(xs))
     before = jnp.concatenate([jnp.zeros_like(ys[:1]), ys[:-1]])
@@ -96,11 +102,11 @@ def test_gates_make_the_units_own_state(row):
         np.testing.assert_allclose(made, ys, atol=1e-5)
 
 
-def test_what_is_left_is_the_states_gradient():
-    """Of AGaLiTe's values, summed over a head's units, and per input written."""
+def test_what_is_left_is_the_gradient_of_the_state():
+    """Of AGaLiTe's values, summed over a head's units, by what was written."""
     memory, xs, _, _ = episode("agalite")
     beta, gamma, k, v = layers_of(memory, xs)[0]
-    rows = [x for x in gates.look(memory, xs)[0].rows if x.name.endswith("values")]
+    rows = [x for x in gates.inspect_memory(memory, xs)[0].rows if x.name.endswith("values")]
 
     @jax.jit
     def gradient(v):
@@ -119,10 +125,10 @@ def test_what_is_left_is_the_states_gradient():
         np.testing.assert_allclose(row.past[4, 3], between, atol=1e-5)
 
 
-def test_a_matrix_is_written_and_kept_by_both_gates():
+def test_matrix_is_written_and_kept_by_both_gates():
     memory, xs, _, _ = episode("galite")
     beta, gamma, _, _ = (np.asarray(x) for x in layers_of(memory, xs)[0])
-    row = gates.look(memory, xs)[0].rows[1]
+    row = gates.inspect_memory(memory, xs)[0].rows[1]
     both = (1 - beta[:, 1])[:, :, None] * (1 - gamma[:, 1])[:, None]
     np.testing.assert_allclose(row.kept, both.mean(axis=(1, 2)), atol=1e-6)
     written = beta[2, 1][:, None] * gamma[2, 1][None]
@@ -130,13 +136,13 @@ def test_a_matrix_is_written_and_kept_by_both_gates():
     np.testing.assert_allclose(row.past[4, 2], left, atol=1e-5)
 
 
-def test_horizons_are_those_that_the_gates_were_made_with():
-    """With weights at zero the gates are their biases: tau spread from 2 to 50."""
+def test_horizons_are_those_of_the_initial_biases():
+    """With weights of zero the gates are their biases: time constants from 2 to 50."""
     memory = make_memory("gru", INPUT, d_model=6, hidden_size=400, horizon=(2, 50))
     still = eqx.tree_at(
         lambda m: (m.from_input.weight, m.from_hidden.weight), memory, replace_fn=jnp.zeros_like
     )
-    rows = gates.look(still, inputs(T)[0])[0].rows
+    rows = gates.inspect_memory(still, inputs(T)[0])[0].rows
     assert [row.name for row in rows] == [
         "fastest quarter",
         "second quarter",
@@ -148,8 +154,8 @@ def test_horizons_are_those_that_the_gates_were_made_with():
         np.testing.assert_allclose(row.horizon, np.percentile(taus, [10, 50, 90]), rtol=0.02)
 
 
-@pytest.mark.parametrize("row", ["gtrxl", "gtrxl memory 1", "transformer"])
-def test_attention_weights_read_what_the_model_reads(row):
+@pytest.mark.parametrize("row", ["gtrxl", *slow("gtrxl memory 1", "transformer")])
+def test_attention_weights_give_the_output_of_the_attention(row):
     @eqx.filter_jit
     def read(memory, xs):
         found = []
@@ -157,20 +163,26 @@ def test_attention_weights_read_what_the_model_reads(row):
             attention = block.attention
             weights = attention_weights(attention, h)
             values = jnp.split(attention.key_value(attention.norm(h)), 2, axis=-1)[1]
-            ours = attention.out(jnp.einsum("hts,shv->thv", weights, values))
+            out = attention.out(jnp.einsum("hts,shv->thv", weights, values))
             resets = jnp.zeros(T, bool).at[0].set(True)
-            own = attention(attention.initial_state(), h, resets)[1]
-            found.append((weights, ours, own))
+            expected = attention(attention.initial_state(), h, resets)[1]
+            found.append((weights, out, expected))
         return found
 
-    for weights, ours, own in read(build(row), inputs(T)[0]):
+    memory, xs = build(row), inputs(T)[0]
+    layers = gates.inspect_memory(memory, xs)
+    for layer, (weights, out, expected) in zip(layers, read(memory, xs), strict=True):
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-        np.testing.assert_allclose(ours, own, atol=1e-5)
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+        np.testing.assert_allclose(layer.rows[1].past, weights[1], atol=1e-6)
+        assert layer.reads
 
 
-@pytest.mark.parametrize("row", ["linear", "feedforward", "agalite ungated", "galite ungated"])
-def test_models_without_gates_show_none(row):
-    assert gates.look(build(row), inputs(T)[0]) == []
+@pytest.mark.parametrize(
+    "row", ["feedforward", "agalite ungated", *slow("linear", "galite ungated")]
+)
+def test_models_without_gates(row):
+    assert gates.inspect_memory(build(row), inputs(T)[0]) == []
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -194,76 +206,69 @@ def agent(memory, observations=None, action_space=None):
     )
 
 
-@pytest.mark.parametrize("memory", SIZES)
+@pytest.mark.parametrize("memory", ["agalite", "feedforward", *slow("gtrxl", "gru")])
 def test_saliency_is_the_gradient_through_single_steps(memory):
     model = agent(memory)
-    obs = np.asarray(jax.random.normal(jax.random.key(0), (6, INPUT)))
-    taken = np.array([0, 3, 1, 1, 2, 0], np.int32)
+    obs = np.asarray(jax.random.normal(jax.random.key(0), (4, INPUT)))
+    taken = np.array([0, 3, 1, 2], np.int32)
     found = saliency(model, obs, taken)
 
     def logit(obs, t):
         state = model.initial_state()
         for i in range(t + 1):
             state, policy, _ = model.step(state, obs[i], i == 0)
-        chance = jax.nn.softmax(policy.logits)[taken[t]]
-        return jnp.log(chance / (1 - chance))
+        p = jax.nn.softmax(policy.logits)[taken[t]]
+        return jnp.log(p / (1 - p))
 
-    slope = jax.jit(jax.grad(logit), static_argnums=1)
-    for t in (0, 3):  # every step more is traced, forwards and backwards
-        gradient = slope(obs, t)
-        np.testing.assert_allclose(found[t], np.linalg.norm(gradient, axis=1), rtol=1e-3, atol=1e-7)
-    if memory == "feedforward":
-        assert (found[np.tril_indices(6, -1)] == 0).all(), "nothing of the past matters to it"
-    else:
-        assert (found[5, 3:] > 0).all()
+    gradient = jax.jit(jax.grad(logit), static_argnums=1)(obs, 2)
+    np.testing.assert_allclose(found[2], np.linalg.norm(gradient, axis=1), rtol=1e-3, atol=1e-7)
+    past = found[np.tril_indices(4, -1)]
+    assert (past == 0).all() if memory == "feedforward" else (past > 0).all()
 
 
-def test_saliency_of_other_spaces():
-    """Categories, pictures, several choices and continuous actions have gradients too."""
-    for observations, action_space, obs, taken in (
-        (Discrete(5), Discrete(1), np.array([1, 4, 2]), np.zeros(3, np.int32)),
-        (
-            Box(0, 255, (36, 36, 3), np.uint8),
-            MultiDiscrete([2, 3]),
-            np.random.default_rng(0).integers(0, 256, (3, 36, 36, 3)).astype(np.uint8),
-            np.zeros((3, 2), np.int32),
-        ),
-        (
-            None,
-            Box(-1.0, 1.0, (2,), np.float32),
-            np.ones((3, INPUT), np.float32),
-            np.zeros((3, 2), np.float32),
-        ),
-    ):
-        found = saliency(agent("gru", observations, action_space), obs, taken)
-        assert found.shape == (3, 3)
-        assert (found[np.tril_indices(3)] > 0).all()
-        assert (found[np.triu_indices(3, 1)] == 0).all()
+SPACES = {
+    "category": (Discrete(5), MultiDiscrete([2, 3])),
+    "image": (Box(0, 255, (36, 36, 3), np.uint8), Discrete(1)),
+    "continuous": (Box(-1.0, 1.0, (INPUT,), np.float32), Box(-1.0, 1.0, (2,), np.float32)),
+}
 
 
-def test_chosen_says_what_the_action_has_beyond_the_others():
-    model = agent("gru")
-    _, policy, _ = model.scan(model.initial_state(), jnp.ones((3, INPUT)))
-    moved = eqx.tree_at(lambda p: p.logits, policy, policy.logits + 100)
+@pytest.mark.parametrize("name", ["category", *slow("image", "continuous")])
+def test_saliency_of_other_spaces(name):
+    observations, actions = SPACES[name]
+    obs = np.stack([np.asarray(observations.sample()) for _ in range(3)])
+    taken = np.zeros((3, *actions.shape), actions.dtype)
+    found = saliency(agent("gru", observations, actions), obs, taken)
+    assert found.shape == (3, 3)
+    assert (found[np.tril_indices(3)] > 0).all()
+    assert (found[np.triu_indices(3, 1)] == 0).all()
+
+
+def test_chosen_logit_is_that_of_the_probability():
+    logits = jax.random.normal(jax.random.key(0), (3, 4))
     taken = jnp.array([0, 1, 2])
-    np.testing.assert_allclose(chosen(policy, taken), chosen(moved, taken), atol=1e-4)
-    chances = jax.nn.softmax(policy.logits)[jnp.arange(3), taken]
-    np.testing.assert_allclose(chosen(policy, taken), np.log(chances / (1 - chances)), atol=1e-5)
+    found = chosen_logit(Categorical(logits), taken)
+    p = jax.nn.softmax(logits)[jnp.arange(3), taken]
+    np.testing.assert_allclose(found, np.log(p / (1 - p)), atol=1e-5)
+    np.testing.assert_allclose(found, chosen_logit(Categorical(logits + 100), taken), atol=1e-4)
+    both = MultiCategorical(jnp.concatenate([logits, logits], axis=1), (4, 4))
+    pairs = jnp.stack([taken, taken], axis=1)
+    np.testing.assert_allclose(chosen_logit(both, pairs), 2 * found, atol=1e-5)
 
 
-def test_the_axis_ends_where_most_can_be_seen():
-    assert axis_top(np.array([0.2, 0.1, 0.5])) == 0.5
-    assert axis_top(np.array([0.2, 60.0, 0.1, 0.5, 0.01])) == 0.5
-    assert axis_top(np.array([0.2, 60.0, 9.0, 0.5, 0.01])) == 0.5
-    assert axis_top(np.array([7.0])) == 7.0
-    assert axis_top(np.array([7.0, 1.0])) == 7.0
-    assert axis_top(np.zeros(4)) == 0.0
+def test_axis_limit_ignores_outliers():
+    assert axis_limit(np.array([0.2, 0.1, 0.5])) == 0.5
+    assert axis_limit(np.array([0.2, 60.0, 0.1, 0.5, 0.01])) == 0.5
+    assert axis_limit(np.array([0.2, 60.0, 9.0, 0.5, 0.01])) == 0.5
+    assert axis_limit(np.array([7.0])) == 7.0
+    assert axis_limit(np.array([7.0, 1.0])) == 7.0
+    assert axis_limit(np.zeros(4)) == 0.0
 
 
 # --- episodes -------------------------------------------------------------------------------------
 
 
-def test_an_episode_in_a_gymnasium_environment():
+def test_episode_in_a_gymnasium_environment():
     config = HostConfig(
         env="gym:CartPole-v1",
         memory="gru",
@@ -277,26 +282,24 @@ def test_an_episode_in_a_gymnasium_environment():
     )
     trainer = HostTrainer(config)
     model = trainer.network.make(jax.random.key(0))
-    watched = play(model, trainer.world, seed=3, steps=500, greedy=True)
-    assert watched.why == "ended"
-    assert watched.total == len(watched.steps) == len(watched.frames) < 500
-    again = play(model, trainer.world, seed=3, steps=4, greedy=True)
-    assert again.why == "stopped before its end"
-    np.testing.assert_array_equal(again.obs, watched.obs[:4])
-    _, policy, values = model.scan(model.initial_state(), watched.obs)
-    np.testing.assert_allclose(watched.values, values, atol=1e-4)
-    np.testing.assert_array_equal(watched.sampled, policy.mode())
+    played = play(model, trainer.env, seed=3, steps=500, greedy=True)
+    assert played.ending == "ended"
+    assert played.total == len(played.steps) == len(played.frames) < 500
+    again = play(model, trainer.env, seed=3, steps=4, greedy=True)
+    assert again.ending == "stopped before its end"
+    np.testing.assert_array_equal(again.obs, played.obs[:4])
+    _, policy, values = model.scan(model.initial_state(), played.obs)
+    np.testing.assert_allclose(played.values, values, atol=1e-4)
+    np.testing.assert_array_equal(played.sampled, policy.mode())
 
 
-def test_actions_are_told_in_numbers():
-    model = agent("gru", action_space=MultiDiscrete([2, 3]))
-    _, policy, _ = jax.jit(lambda x: model.step(model.initial_state(), x))(jnp.ones(INPUT))
-    told = actions(policy, np.array([1, 2]))["choices"]
-    assert [len(x["chances"]) for x in told] == [2, 3]
-    assert [x["taken"] for x in told] == [1, 2]
-    assert sum(told[1]["chances"]) == pytest.approx(1, abs=1e-3)
-    model = agent("gru", action_space=Box(-1.0, 1.0, (2,), np.float32))
-    _, policy, _ = jax.jit(lambda x: model.step(model.initial_state(), x))(jnp.ones(INPUT))
-    number = actions(policy, np.array([0.25, -1.5]))["numbers"][1]
+def test_record_of_actions():
+    policy = MultiCategorical(jnp.array([0.0, 1.0, 2.0, 0.0, 1.0]), (2, 3))
+    choices = action_record(policy, np.array([1, 2]))["choices"]
+    assert [len(x["chances"]) for x in choices] == [2, 3]
+    assert [x["taken"] for x in choices] == [1, 2]
+    assert sum(choices[1]["chances"]) == pytest.approx(1, abs=1e-3)
+    policy = DiagonalNormal(jnp.array([0.5, 1.0]), jnp.zeros(2))
+    number = action_record(policy, np.array([0.25, -1.5]))["numbers"][1]
     assert number["taken"] == -1.5
     assert number["high"] - number["mean"] == pytest.approx(1, abs=1e-3)

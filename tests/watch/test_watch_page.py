@@ -1,7 +1,9 @@
-"""The page and the film of `agalite watch`, on the command line and in a real browser."""
+"""The page and the film of `agalite watch`, and the command line."""
 
 import itertools
 import json
+import re
+from functools import cache
 
 import jax
 import numpy as np
@@ -13,25 +15,25 @@ from agalite.cli import main
 from agalite.envs.tmaze import TMaze
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
-from agalite.watch.command import watch_model
-from agalite.watch.page import page
-from browser import chromium, open_page
+from agalite.watch.page import make_page
+from agalite.watch.run import watch_model
+from chromium import needs_chromium, open_page
 
-SMALL = {"d_model": 8, "layers": 2, "heads": 2, "head_size": 4, "ffn_size": 8}
+SMALL = {"d_model": 8, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 8}
 MEMORIES = {
     "agalite": SMALL | {"eta": 2},
     "gtrxl": SMALL | {"memory": 4},
     "feedforward": {"d_model": 8, "layers": 1, "ffn_size": 8},
 }
-
-
-WORLD = TMaze(4)
+ACTIONS = ["up", "down", "left", "right"]
+ENV = TMaze(4)
+STEPS = 5
 
 
 def agent(memory):
     return ActorCritic.make(
-        WORLD.observation_space(),
-        WORLD.action_space(),
+        ENV.observation_space(),
+        ENV.action_space(),
         memory=memory,
         memory_options=MEMORIES[memory],
         hidden_size=8,
@@ -41,27 +43,27 @@ def agent(memory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
+    """The function from a memory's name to the page of its agent."""
     folder = tmp_path_factory.mktemp("pages")
-    out = {memory: folder / f"{memory}.html" for memory in MEMORIES}
-    for memory, path in out.items():
-        watch_model(
-            agent(memory),
-            WORLD,
-            path,
-            total_timesteps=12,
-            title=memory,
-            actions=["up", "down", "left", "right"],
-        )
-    return out
+
+    @cache
+    def page(memory):
+        path = folder / f"{memory}.html"
+        options = {"steps": STEPS, "title": memory, "action_names": ACTIONS}
+        watch_model(agent(memory), ENV, path, **options)
+        return path
+
+    return page
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+    """The folder of a run; the same configuration as in tests/export, so that it compiles once."""
     config = TrainConfig(
         env="tmaze",
-        env_options={"corridor": 4},
-        memory="feedforward",
-        memory_options=MEMORIES["feedforward"],
+        env_options={"corridor": 3},
+        memory="gru",
+        memory_options={"d_model": 8, "hidden_size": 8},
         num_envs=4,
         num_steps=8,
         hidden_size=8,
@@ -72,24 +74,26 @@ def run(tmp_path_factory):
     return agalite.train(config, tmp_path_factory.mktemp("runs") / "maze", quiet=True).folder
 
 
-def told(path):
+def record_of(path):
+    """The record inside a page."""
     text = path.read_text()
     begin = text.index('type="application/json">') + len('type="application/json">')
     return json.loads(text[begin : text.index("</script>", begin)])
 
 
-@chromium
+@pytest.mark.slow
+@needs_chromium
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_the_page_works_in_a_browser(pages, memory, tmp_path):
-    story = told(pages[memory])
-    last = story["steps"] - 1
-    with open_page(pages[memory]) as shown:
-        assert shown.requests == [pages[memory].resolve().as_uri()], "nothing may be fetched"
+def test_page_in_a_browser(pages, memory, tmp_path):
+    record = record_of(pages(memory))
+    last = record["steps"] - 1
+    with open_page(pages(memory)) as shown:
+        assert shown.requests == [pages(memory).resolve().as_uri()], "nothing may be fetched"
         assert shown.evaluate("document.title") == memory
         assert shown.evaluate("watch.step") == 0
         assert shown.evaluate("document.querySelectorAll('#actions .bar').length") == 4
-        # Written, kept and left of two heads' values and keys; or what two heads read; two layers.
-        strips = {"agalite": 2 * 4 * 3, "gtrxl": 2 * 2, "feedforward": 0}[memory]
+        # Written, kept and left of two heads' values and keys; or what two heads read.
+        strips = {"agalite": 4 * 3, "gtrxl": 2, "feedforward": 0}[memory]
         assert shown.evaluate("document.querySelectorAll('#layers canvas').length") == strips
 
         first = shown.evaluate("document.getElementById('frame').src")
@@ -99,8 +103,8 @@ def test_the_page_works_in_a_browser(pages, memory, tmp_path):
             "document.getElementById('clock').textContent"
         )
         bar = shown.evaluate("document.querySelector('#actions .taken span').textContent")
-        choice = story["actions"][last]["choices"][0]["taken"]
-        assert bar == ["up", "down", "left", "right"][choice]
+        choice = record["actions"][last]["choices"][0]["taken"]
+        assert bar == ACTIONS[choice]
 
         shown.evaluate("watch.show(0)")
         shown.evaluate("document.getElementById('play').click()")
@@ -122,37 +126,47 @@ def test_the_page_works_in_a_browser(pages, memory, tmp_path):
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 50, "the page is blank"
 
 
-def test_the_story_is_of_the_episode(pages):
-    story = told(pages["agalite"])
-    steps = story["steps"]
-    assert len(story["reward"]) == len(story["value"]) == len(story["actions"]) == steps
-    assert len(story["frames"]) == steps + 1
-    assert [len(x) for x in story["saliency"]] == list(range(1, steps + 1))
-    assert story["total"] == pytest.approx(sum(story["reward"]), abs=1e-3)
-    row = story["layers"][1]["rows"][0]
+def test_page_is_complete(pages):
+    """One file: nothing to fetch, every placeholder filled, every id of the script in the page."""
+    text = pages("agalite").read_text()
+    assert "<!--" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:)""", text)
+    used = set(re.findall(r"""by\("(\w+)"\)""", text))
+    assert {"frame", "slider", "play", "line", "map", "layers"} <= used
+    assert used <= set(re.findall(r"""id="(\w+)\"""", text))
+    keys = set(re.findall(r"\brecord\.(\w+)", text))
+    assert keys == set(record_of(pages("agalite"))) - {"ended"}
+
+
+def test_record_of_the_episode(pages):
+    record = record_of(pages("agalite"))
+    steps = record["steps"]
+    assert len(record["reward"]) == len(record["value"]) == len(record["actions"]) == steps
+    assert len(record["frames"]) == steps + 1
+    assert [len(x) for x in record["saliency"]] == list(range(1, steps + 1))
+    assert record["total"] == pytest.approx(sum(record["reward"]), abs=1e-3)
+    row = record["layers"][0]["rows"][0]
     assert row["name"] == "head 1 values"
     assert len(row["written"]) == len(row["kept"]) == steps
     np.testing.assert_allclose(np.add(row["written"], row["kept"]), 1, atol=1e-3)
-    assert told(pages["feedforward"])["layers"] == []
-    assert told(pages["gtrxl"])["layers"][0]["reads"] is True
 
 
-def test_data_cannot_end_the_page():
-    made = page({"about": {"title": "</script><b>"}})
+def test_record_cannot_end_the_script():
+    made = make_page({"about": {"title": "</script><b>"}})
     assert made.count("</script>") == 2
     assert "<\\/script><b>" in made
 
 
-def test_a_film(tmp_path):
+def test_film(tmp_path):
     out = tmp_path / "episode.gif"
-    watch_model(agent("agalite"), WORLD, out, total_timesteps=3, greedy=True)
+    watch_model(agent("agalite"), ENV, out, steps=STEPS)
     with Image.open(out) as film:
-        assert film.n_frames == 3
-        frames = [np.asarray(film.convert("RGB")) for i in range(3) if not film.seek(i)]
+        assert film.n_frames == STEPS
+        frames = [np.asarray(film.convert("RGB")) for i in range(STEPS) if not film.seek(i)]
     assert all((a != b).any() for a, b in itertools.pairwise(frames))
 
 
-def test_the_command_line(run, tmp_path, capsys):
+def test_command(run, tmp_path, capsys):
     pytest.importorskip("imageio_ffmpeg")
     out = tmp_path / "episode.mp4"
     assert main(["watch", str(run), "--out", str(out), "--steps", "2"]) == 0
@@ -160,10 +174,10 @@ def test_the_command_line(run, tmp_path, capsys):
     out = tmp_path / "episode.html"
     assert main(["watch", str(run), "--out", str(out), "--steps", "2", "--greedy", "--best"]) == 0
     assert "2 steps, return -0.20, stopped before its end" in capsys.readouterr().out
-    about = told(out)["about"]
-    assert about["title"] == "feedforward in tmaze (corridor 4)"
-    assert about["actions"] == ["up", "down", "left", "right"]
-    assert about["text"].startswith("maze, checkpoint of step 64; seed 0, likeliest actions")
+    about = record_of(out)["about"]
+    assert about["title"] == "gru in tmaze (corridor 3)"
+    assert about["actions"] == ACTIONS
+    assert about["text"].startswith("maze, checkpoint of step 64; seed 0, most likely actions")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +190,7 @@ def test_the_command_line(run, tmp_path, capsys):
         (["--out", "page.html", "--seed-number", "3"], "seed_number=3"),
     ],
 )
-def test_mistakes_are_named(run, words, said, tmp_path, capsys, monkeypatch):
+def test_bad_options_are_refused(run, words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["watch", str(run), *words]) == 2
     assert said in capsys.readouterr().err

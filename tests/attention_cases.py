@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import oracle
+import numpy_attention as oracle
 from agalite.ops import (
     AGaLiTeState,
     MatrixState,

@@ -1,6 +1,6 @@
-"""Gymnasium environments for the tests of actors: `gym:host_worlds:Diary-v0` and so on.
+"""Gymnasium environments for tests: `gym:host_envs:Diary-v0` and so on.
 
-Workers import this file, so it imports nothing but Gymnasium and NumPy.
+Worker processes import this file, so at its top it imports nothing but Gymnasium and NumPy.
 """
 
 import os
@@ -13,10 +13,30 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 
-class Diary(gym.Env):
-    """obs: [a number of its own, episode, time, last action]; reward: the time.
+def small_config(**changes):
+    """A small asynchronous run. Tests share its shapes, and with them the compiled programs."""
+    from agalite.training.config import HostConfig
 
-    Episodes last 2 to 6 steps and end by turns with termination and truncation.
+    settings = {
+        "env": "gym:host_envs:Diary-v0",
+        "memory": "gru",
+        "memory_options": {"d_model": 16, "hidden_size": 16},
+        "hidden_size": 16,
+        "num_steps": 16,
+        "num_workers": 2,
+        "envs_per_worker": 2,
+        "processes": False,
+        "total_timesteps": 640,
+        "log_every": 64,
+        "checkpoint_every": 640,
+    }
+    return HostConfig(**{**settings, **changes})
+
+
+class Diary(gym.Env):
+    """Observations tell what happened: [env's number, episode, time, last action]; reward: time.
+
+    Episodes last 2 to 6 steps and end alternately with termination and truncation.
     """
 
     observation_space = Box(-1.0, 1e6, (4,), np.float32)
@@ -42,29 +62,31 @@ class Diary(gym.Env):
         return self._obs(), float(self.time), over and not odd, over and odd, info
 
     def _obs(self):
-        # Numbers of order one, so that a network can tell them apart.
+        # Of order one, so that a network distinguishes them.
         return np.array(
             [self.number / 1000, self.episode / 8, self.time / 4, self.action / 2], np.float32
         )
 
 
 class Faulty(Diary):
-    """Fails at its `at`-th step, in the way `how` says, unless `folder` has `times` files already:
-    each failure leaves one, so that all processes know of it."""
+    """Fails in the way `how` at its `at`-th step, `times` times over all processes.
+
+    Each failure adds a file to `folder`, by which the processes count them.
+    """
 
     def __init__(self, how: str, folder: str, at: int = 5, times: int = 1) -> None:
         super().__init__()
         self.how, self.folder, self.at, self.times, self.steps = how, Path(folder), at, times, 0
 
     def reset(self, *, seed=None, options=None):
-        if self.how == "reset" and self.steps and self._now():
+        if self.how == "reset" and self.steps and self._count_failure():
             raise RuntimeError("no new beginning")
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
         self.steps += 1
         obs, *rest = super().step(action)
-        if self.how != "reset" and self.steps >= self.at and self._now():
+        if self.how != "reset" and self.steps >= self.at and self._count_failure():
             match self.how:
                 case "raise":
                     raise ZeroDivisionError("a bad day")
@@ -82,7 +104,7 @@ class Faulty(Diary):
                     obs = obs[:3]
         return obs, *rest
 
-    def _now(self) -> bool:
+    def _count_failure(self) -> bool:
         try:
             number = len(list(self.folder.iterdir()))
             if number >= self.times:
@@ -97,7 +119,7 @@ class Faulty(Diary):
 
 
 class Recall(gym.Env):
-    """A cue of two in the first observation; three steps later the action must be the same."""
+    """One of two cues in the first observation; the action three steps later must repeat it."""
 
     observation_space = Box(0.0, 1.0, (3,), np.float32)
     action_space = Discrete(2)
@@ -116,7 +138,7 @@ class Recall(gym.Env):
 
 
 class Slow(Diary):
-    """A step takes a fixed time, as a simulator's would; `log` gets the beginning and the end."""
+    """A step takes `seconds`, as a simulator's would; its begin and end go to the file `log`."""
 
     def __init__(self, seconds: float, log: str) -> None:
         super().__init__()
@@ -130,6 +152,6 @@ class Slow(Diary):
         return super().step(action)
 
 
-for world in (Diary, Faulty, Recall, Slow):
-    if f"{world.__name__}-v0" not in gym.registry:
-        gym.register(f"{world.__name__}-v0", f"host_worlds:{world.__name__}")
+for env in (Diary, Faulty, Recall, Slow):
+    if f"{env.__name__}-v0" not in gym.registry:
+        gym.register(f"{env.__name__}-v0", f"host_envs:{env.__name__}")

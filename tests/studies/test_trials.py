@@ -1,0 +1,91 @@
+"""One trial: its state in its folder, how it runs and resumes, and how it fails."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from agalite.studies import runner
+from agalite.studies.trials import expand, make_config, record_failure, run_trial
+from agalite.training.logging import read_metrics
+from agalite.training.run import Run
+from studies.small_study import TRAINED, measured_study
+
+
+def test_a_trial_that_succeeds_is_no_longer_a_failure(tmp_path):
+    trial = expand(measured_study(), "smoke", tmp_path)[0]
+    assert trial.state() == "not started"
+    record_failure(trial, "it was too warm")
+    assert (trial.state(), trial.failure()) == ("failed", "it was too warm")
+    assert run_trial(trial).state == "finished"
+    assert trial.state() == "finished"
+    assert trial.progress() == 1
+    assert not trial.failure_path.exists()
+
+
+def test_a_failure_is_recorded_with_its_traceback(tmp_path):
+    trial = expand(measured_study(base={"mode": "bad"}), "smoke", tmp_path)[0]
+    outcome = run_trial(trial)
+    assert (outcome.state, outcome.message) == ("failed", "this one cannot be measured")
+    assert trial.failure() == "this one cannot be measured"
+    assert "Traceback" in json.loads(trial.failure_path.read_text())["details"]
+
+
+def test_a_run_that_another_process_writes_to_is_left_alone(tmp_path):
+    trial = expand(TRAINED, "smoke", tmp_path)[0]
+    with Run.create(trial.folder, make_config(trial).to_dict()):
+        assert run_trial(trial).state == "busy"
+        assert trial.state() == "unfinished"
+    assert not trial.failure_path.exists()
+
+
+def test_a_killed_trial_resumes_to_the_same_end(trained, tmp_path):
+    """A run that was created, and was killed before its first checkpoint."""
+    whole = expand(TRAINED, "smoke", trained)[0]
+    killed = expand(TRAINED, "smoke", tmp_path / "killed")[0]
+    Run.create(killed.folder, make_config(killed).to_dict()).close()
+    assert killed.state() == "unfinished"
+    assert run_trial(killed).state == "finished"
+    assert "resumed" in (killed.folder / "run.log").read_text()
+    a, b = read_metrics(whole.folder), read_metrics(killed.folder)
+    for name in a.keys() - {"charts/SPS"}:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_damaged_checkpoints_come_with_a_remedy(trained):
+    trial = expand(TRAINED, "smoke", trained)[0]
+    (trial.folder / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    for path in (trial.folder / "checkpoints").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="checkpoint"):
+        outcome = run_trial(trial)
+    assert outcome.state == "failed"
+    assert "are damaged" in outcome.message
+    assert f"remove the folder {trial.folder} and run the study again" in outcome.message
+
+
+def test_a_damaged_config_fails_its_trial_and_the_others_run(trained):
+    hurt, whole = expand(TRAINED, "smoke", trained)
+    (hurt.folder / "summary.json").unlink()
+    (hurt.folder / "config.json").write_text('{"format": ')
+    (outcome,) = runner.run([hurt, whole], quiet=True)
+    assert (outcome.trial, outcome.state) == (hurt.name, "failed")
+    assert "config.json cannot be read" in outcome.message
+    assert f"remove the folder {hurt.folder} and run" in hurt.failure()
+
+
+def test_a_damaged_measurement_is_not_finished_and_not_overwritten(tmp_path):
+    trials = expand(measured_study(), "smoke", tmp_path)
+    runner.run(trials, quiet=True)
+    path = trials[0].rows_path
+    path.write_text(path.read_text()[:50])
+    assert [trial.state() for trial in trials] == ["failed", "finished", "finished"]
+    assert str(path) in trials[0].failure()
+    (outcome,) = runner.run(trials, quiet=True)
+    assert outcome.state == "failed"
+    assert f"remove the folder {trials[0].folder}" in outcome.message
+    shutil.rmtree(trials[0].folder)
+    assert [o.state for o in runner.run(trials, quiet=True)] == ["finished"]
+    assert [trial.state() for trial in trials] == ["finished"] * 3
