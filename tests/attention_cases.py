@@ -1,4 +1,4 @@
-"""Operators, their inputs and their oracles, for the tests of `agalite.ops`."""
+"""The attentions of `agalite.ops` with inputs and expected outputs, for their tests."""
 
 import functools
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-import numpy_attention as oracle
+import numpy_attention
 from agalite.ops import (
     AGaLiTeState,
     MatrixState,
@@ -22,6 +23,7 @@ from agalite.ops.delta import make_basis, random_signs
 H, V, E, W = 2, 3, 2, 4
 K = E * W
 BEGUN = 37  # inputs that a stream with a state has seen already
+MAIN = ("linear", "galite", "paper")  # one operator of each algorithm
 METHODS = ("sequential", "associative", "chunked", "auto")
 KEY = np.asarray(jax.random.key_data(jax.random.key(5)))
 
@@ -37,7 +39,7 @@ class X(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An operator and its oracle, called alike: (x, resets, state, ...) -> (state, out)."""
+    """An operator: run(x, resets, state, method) -> (state, out)."""
 
     run: Callable[..., Any]
     gated: bool = True
@@ -122,7 +124,7 @@ def dense(x: X) -> X:
 
 
 def head_states(op, state):
-    """What the oracle keeps for each head: the r + 1 vectors and s that folding left out."""
+    """The states of numpy_attention for each head: all r + 1 vectors, and s."""
     if state is None:
         return None
     state = cast(state, np.float64)
@@ -144,25 +146,26 @@ def unfold(op, keys, values):
 
 
 @functools.cache
-def sign_table(dtype):
+def sign_table():
     """rank1's signs (steps, r) for steps counted from the beginning of an episode."""
-    with jax.enable_x64(dtype == np.float64):  # JAX draws other signs where float64 is allowed
-        return np.asarray(random_signs(KEY, jnp.arange(512), OPS["rank1"].r, dtype))
+    draw = jax.jit(lambda steps: random_signs(KEY, steps, OPS["rank1"].r, jnp.dtype("float32")))
+    return np.asarray(draw(np.arange(512, dtype=np.int32)))
 
 
-def ask_oracle(op, x, resets, state=None):
-    dtype, x = x.v.dtype, dense(cast(x, np.float64))
+def expected(op, x, resets, state=None):
+    """(list of states, out) of the loops in numpy_attention, in float64."""
+    x = dense(cast(x, np.float64))
     states = head_states(op, state)
     if op.basis is None:
-        return oracle.per_head(oracle.galite_attention, *x, resets, states=states)
-    return oracle.per_head(
-        oracle.agalite_attention,
+        return numpy_attention.per_head(numpy_attention.galite_attention, *x, resets, states=states)
+    return numpy_attention.per_head(
+        numpy_attention.agalite_attention,
         *x,
         resets,
         states=states,
         r=op.r,
         basis=op.basis,
-        signs=lambda t: sign_table(dtype)[t],
+        signs=lambda t: sign_table()[t],
     )
 
 
@@ -175,14 +178,15 @@ def assert_close(got, want, tolerance):
 
 
 def assert_state(op, got, want, tolerance):
-    """An operator's last state against the oracle's, head by head."""
-    for h, expected in enumerate(want):
+    """An operator's last state against `expected`, head by head."""
+    got = jax.tree.map(np.asarray, got)
+    for h, state in enumerate(want):
         if op.basis is None:
             found = got.C[h], got.s[h]
         else:
-            found = unfold(op, np.asarray(got.keys[h]), np.asarray(got.values[h]))
-            assert int(got.phase) == expected[3] % make_basis(op.basis, op.r).period
-        for a, b in zip(found, expected, strict=False):
+            found = unfold(op, got.keys[h], got.values[h])
+            assert int(got.phase) == state[3] % make_basis(op.basis, op.r).period
+        for a, b in zip(found, state, strict=False):
             assert_close(a, b, tolerance)
 
 
@@ -202,10 +206,24 @@ def assert_finite(tree):
 
 # --- compiled once for each operator and method ---------------------------------------------------
 
+# For programs in float64, whose rounding does not matter: half the time to compile.
+COMPILE_QUICKLY = {"xla_backend_optimization_level": 0}
+
+
+def quick_jit(function):
+    return jax.jit(function, compiler_options=COMPILE_QUICKLY)
+
 
 @functools.cache
 def forward(name, method):
+    """For float32: (x, resets, state) -> (state, out)."""
     return jax.jit(functools.partial(OPS[name].run, method=method))
+
+
+@functools.cache
+def forward64(name, method):
+    """For float64: (x, resets, state) -> (state, out)."""
+    return quick_jit(functools.partial(OPS[name].run, method=method))
 
 
 def split(state):
@@ -230,12 +248,33 @@ def loss_and_gradient(name, method):
 
 
 @functools.cache
-def gradient(name, method):
-    return jax.jit(loss_and_gradient(name, method))
+def gradient64(name, method):
+    return quick_jit(loss_and_gradient(name, method))
+
+
+def expected_loss(name, x, floats, rest, resets, weights):
+    """The loss of `loss_and_gradient` by the loops in numpy_attention."""
+    op = OPS[name]
+    states, out = expected(op, x, resets, join(floats, rest))
+    if op.basis is None:
+        last = [np.stack([s[i] for s in states]) for i in (0, 1)]
+    else:
+        basis = make_basis(op.basis, op.r)
+        keys = [s[1][: basis.value_vectors] for s in states]
+        if basis.key_vectors > basis.value_vectors:
+            keys = [np.concatenate([a, s[2][None]]) for a, s in zip(keys, states, strict=True)]
+        last = [np.stack(keys), np.stack([s[0][: basis.value_vectors] for s in states])]
+    return np.vdot(out, weights) + sum(np.vdot(a, np.sin(np.arange(a.size))) for a in last)
 
 
 def gradient_inputs(name, steps, seed=0, **options):
+    """The arguments of `loss_and_gradient`, from the middle of a stream."""
     op = OPS[name]
     x, resets = make(op, steps, seed, saturated=True, **options)
     weights = np.random.default_rng([seed, 2]).normal(size=x.v.shape)
     return x, *split(make_state(op, seed)), resets, weights
+
+
+def slow_unless(quick, cases):
+    """Cases of parametrize, marked slow unless quick(*case)."""
+    return [case if quick(*case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases]

@@ -1,4 +1,4 @@
-"""The paper's recurrences as plain numpy loops in float64: what `agalite.ops` is held against.
+"""The paper's recurrences as plain numpy loops in float64, which `agalite.ops` is compared with.
 
 One sequence and one head each: q, k, gamma (T, K); v, beta (T, V); resets (T,). Written from the
 paper's equations and nothing of ours, with neither folding nor chunks nor a stored phase. Where

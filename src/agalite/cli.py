@@ -375,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         found = found[words[0]]
         path.append(words.pop(0))
-    # Only a process of its own may be restarted, not that of somebody who calls this function.
+    # Only a process that was started for this command may be restarted, not that of a caller.
     if arguments is None:
         with _uninterrupted():
             with_huge_pages()
@@ -384,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Prints only the message: the place in our code does not help a user."""
+    """Prints only the message: the line of our code does not help a user."""
     print(f"warning: {message}", file=sys.stderr)
 
 

@@ -81,10 +81,23 @@ def check_memory(
 
 
 def check_env(env: Any, **options: Any) -> None:
-    """Tests that a JAX environment keeps gymnax's contract and ours; see `agalite.envs.checker`."""
-    from agalite.envs.checker import check_env as check
+    """Tests that a JAX environment keeps gymnax's contract and ours.
 
-    check(env, **options)
+    **Arguments:**
+
+    - `env`: a gymnax environment, for example from `agalite.envs.make`.
+    - `options`: of `agalite.envs.checker.check_env` (`key`, `steps`, `render`).
+
+    **Raises:**
+
+    `ContractError`, which names the promise and the step at which it fails.
+    """
+    from agalite.envs import checker
+
+    try:
+        checker.check_env(env, **options)
+    except AssertionError as error:
+        raise ContractError(str(error)) from None
 
 
 class _Case:

@@ -1,4 +1,4 @@
-"""What the attentions refuse, and how they say it."""
+"""What the attentions refuse, and their messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Softmax attention and Transformer-XL's against the oracle."""
+"""Softmax attention and Transformer-XL's against the loops of numpy_attention.py."""
 
 import functools
 
@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import numpy_attention as oracle
+import numpy_attention
 from agalite.ops import softmax_attention, xl_attention
 from attention_cases import H, V, assert_close, assert_finite, cast
 
 
 @pytest.mark.parametrize(
-    ("steps", "window"), [(1, None), (9, 0), (9, 3), (70, None), (130, 5), (130, 500), (1100, 20)]
+    # 1,100 steps are as many blocks as there can be.
+    ("steps", "window"),
+    [(1, None), (9, 0), (9, 3), (70, None), (130, 5), (130, 500), (1100, 20)],
 )
-def test_softmax_equals_the_oracle(steps, window):
+def test_softmax_equals_numpy(steps, window):
     rng = np.random.default_rng(steps)
     q, k, v = 2 * rng.normal(size=(3, steps, H, V))
     resets = rng.uniform(size=steps) < 0.03
@@ -23,10 +25,14 @@ def test_softmax_equals_the_oracle(steps, window):
     single = [a.astype(np.float32) for a in (q, k, v)]
     with jax.enable_x64(True):
         out = run(q, k, v, resets)
-    _, want = oracle.per_head(oracle.softmax_attention, q, k, v, resets, window=window)
+    _, want = numpy_attention.per_head(
+        numpy_attention.softmax_attention, q, k, v, resets, window=window
+    )
     assert_close(out, want, 1e-9)
     if steps < 100:
-        _, want = oracle.per_head(oracle.softmax_attention, *single, resets, window=window)
+        _, want = numpy_attention.per_head(
+            numpy_attention.softmax_attention, *single, resets, window=window
+        )
         assert_close(run(*single, resets), want, 1e-5)
 
 
@@ -47,9 +53,9 @@ def xl_inputs(steps, before, longest, seed=0):
     ("steps", "before", "longest"),
     [(1, 0, 0), (1, 4, 4), (9, 4, 4), (9, 2, 4), (9, 30, 4), (70, 64, 64), (130, 8, 8), (5, 0, 40)],
 )
-def test_xl_equals_the_oracle(steps, before, longest):
+def test_xl_equals_numpy(steps, before, longest):
     inputs = xl_inputs(steps, before, longest)
-    want = oracle.xl_attention(*inputs)
+    want = numpy_attention.xl_attention(*inputs)
     run = jax.jit(xl_attention)
     with jax.enable_x64(True):
         assert_close(run(*inputs), want, 1e-9)
@@ -67,7 +73,7 @@ def test_xl_chunking_is_a_sliding_window():
 
 
 @pytest.mark.parametrize("which", ["softmax", "xl"])
-def test_windowed_gradient_is_the_oracles_slope(which):
+def test_windowed_gradient_is_numpys_slope(which):
     rng = np.random.default_rng(4)
     *inputs, starts = xl_inputs(70, 0 if which == "softmax" else 6, 5)
     weights = rng.normal(size=inputs[0].shape)
@@ -79,14 +85,16 @@ def test_windowed_gradient_is_the_oracles_slope(which):
             return softmax_attention(*a, resets, window=5)
 
         def reference(*a):
-            return oracle.per_head(oracle.softmax_attention, *a, resets, window=5)[1]
+            return numpy_attention.per_head(
+                numpy_attention.softmax_attention, *a, resets, window=5
+            )[1]
     else:
 
         def run(*a):
             return xl_attention(*a, starts)
 
         def reference(*a):
-            return oracle.xl_attention(*a, starts)
+            return numpy_attention.xl_attention(*a, starts)
 
     with jax.enable_x64(True):
         slopes = jax.jit(jax.grad(lambda a: jnp.vdot(run(*a), weights)))(tuple(inputs))
@@ -103,7 +111,7 @@ def test_windowed_gradient_is_the_oracles_slope(which):
 def test_softmax_of_enormous_scores_is_finite():
     q = np.full((9, H, V), 1e15, np.float32)
     v = np.random.default_rng(0).normal(size=q.shape).astype(np.float32)
-    both = jax.value_and_grad(lambda a: softmax_attention(a, a, v).sum())
+    # Compiled, a score may be computed twice, and rounded in two ways.
+    both = jax.jit(jax.value_and_grad(lambda a: softmax_attention(a, a, v).sum()))
     assert_finite(both(q))
-    assert_finite(jax.jit(both)(q))  # compiled, a score may be computed twice, and rounded so
-    assert_finite(jax.jit(both)(q * np.random.default_rng(1).normal(size=q.shape).astype(q.dtype)))
+    assert_finite(both(q * np.random.default_rng(1).normal(size=q.shape).astype(q.dtype)))
