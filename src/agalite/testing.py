@@ -221,7 +221,7 @@ class _Case:
             def loss(weights: Any, xs: Array) -> Array:
                 memory = eqx.combine(weights, rest)
                 _, ys = run(memory, memory.initial_state(), xs, resets)
-                return jnp.sum(jnp.sin(ys + np.arange(ys.size).reshape(ys.shape)))
+                return jnp.sum(jnp.sin(ys + np.arange(ys.size, dtype=ys.dtype).reshape(ys.shape)))
 
             compiled = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=_COMPILE_QUICKLY)
             return jax.tree.map(np.asarray, compiled(*precise))

@@ -244,7 +244,8 @@ def test_refresh_with_the_same_weights_changes_nothing(row, compiled):
 
 def test_two_models_side_by_side_equal_each_alone():
     """Weights can be batched too: seeds trained in one program."""
-    models = [build("agalite"), jax.tree.map(lambda x: 0.5 * np.asarray(x), build("agalite"))]
+    models = [build("agalite slots")]
+    models.append(jax.tree.map(lambda x: 0.5 * np.asarray(x), models[0]))
     together = jax.tree.map(lambda *x: np.stack(x), *models)
     xs, resets = inputs(STEPS)
 
