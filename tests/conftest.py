@@ -8,6 +8,8 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".venv/jax-cache")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+# Most of the time goes into compiling programs that run for milliseconds: optimise them less.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # One core for each of pytest's workers: two programs side by side are faster than one on both.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -182,9 +182,11 @@ def test_the_zsh_script_is_valid(scripts):
     subprocess.run(["zsh", "-n", str(scripts / "zsh")], check=True)
 
 
-# Started by Python, so that Ctrl-C is heard even where these tests run in the background.
+# Started by Python, so that Ctrl-C is heard even where these tests run in the background. Until
+# `main` unblocks it, a signal waits: before that it would be Python that answers.
 START = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); "
     "sys.orig_argv[1:] = ['-m', 'agalite', 'models']; sys.argv[1:] = ['models']; "
     "from agalite.__main__ import main; print('begun', flush=True); sys.exit(main())"
 )

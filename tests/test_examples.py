@@ -39,11 +39,13 @@ def test_custom_memory(run):
     assert after < 0.9 * before
 
 
+@pytest.mark.slow  # README's example trains from Python too: tests/test_readme.py
 def test_train_from_python(run):
     won = re.findall(r"(\d+) of 20 new episodes", run("train_from_python"))
     assert int(won[0]) >= 16  # without memory it is 10, on average
 
 
+@pytest.mark.slow  # its sister: tests/training/test_asynchronous.py
 def test_gymnasium_environment(run):
     out = run("gymnasium_environment")
     assert float(re.findall(r"'charts/episodic_return': ([\d.]+)", out)[0]) > 0.8
