@@ -104,7 +104,7 @@ def test_a_value_clip_stops_the_gradient_of_the_critic(collected):
     def gradient(agent):
         def loss(values):
             new = Evaluation(batch.log_probs, jnp.zeros_like(values), values)
-            return agent._clipped_loss(new, far, jnp.zeros(()))[0]
+            return agent._clipped_loss(new, far, jnp.zeros(()), agent.clip_coef, 1.0)[0]
 
         return jax.jit(jax.grad(loss))(batch.values)
 

@@ -211,7 +211,7 @@ def test_saliency_is_the_gradient_through_single_steps(memory):
     model = agent(memory)
     obs = np.asarray(jax.random.normal(jax.random.key(0), (4, INPUT)))
     taken = np.array([0, 3, 1, 2], np.int32)
-    found = saliency(model, obs, taken)
+    found = saliency(model, obs, taken, np.zeros(4, np.float32))
 
     def logit(obs, t):
         state = model.initial_state()
@@ -238,7 +238,7 @@ def test_saliency_of_other_spaces(name):
     observations, actions = SPACES[name]
     obs = np.stack([np.asarray(observations.sample()) for _ in range(3)])
     taken = np.zeros((3, *actions.shape), actions.dtype)
-    found = saliency(agent("gru", observations, actions), obs, taken)
+    found = saliency(agent("gru", observations, actions), obs, taken, np.zeros(3, np.float32))
     assert found.shape == (3, 3)
     assert (found[np.tril_indices(3)] > 0).all()
     assert (found[np.triu_indices(3, 1)] == 0).all()

@@ -23,7 +23,7 @@ class A2C(Agent):
     its published code.
     """
 
-    def learn(
+    def _learn(
         self,
         model: ActorCritic,
         optimizer: optax.GradientTransformation,
@@ -34,7 +34,6 @@ class A2C(Agent):
         key: Array,
         remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, Metrics]:
-        """See `Agent.learn`."""
         del key
         batch = self._make_batch(rollout, initial_states, seq_len)
         ent_coef = self._entropy_coefficient(remaining)
@@ -47,10 +46,16 @@ class A2C(Agent):
     def loss(
         self, model: ActorCritic, batch: Batch, ent_coef: Float[Array, ""]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """-log pi(a) A + vf_coef (V - target)^2 / 2 - ent_coef H(pi), the mean over the batch."""
+        """-log pi(a) A + vf_coef (V - target)^2 / 2 - ent_coef H(pi), the mean over the batch.
+
+        With `norm_return`, A and V - target are in standard deviations of the return.
+        """
         new = evaluate_actions(model, batch)
-        policy_loss = -jnp.mean(new.log_probs * batch.advantages)
-        value_loss = 0.5 * jnp.mean(jnp.square(new.values - batch.targets))
+        advantages, errors = batch.advantages, new.values - batch.targets
+        if self.norm_return:
+            advantages, errors = (x / model.value_scale for x in (advantages, errors))
+        policy_loss = -jnp.mean(new.log_probs * advantages)
+        value_loss = 0.5 * jnp.mean(jnp.square(errors))
         entropy = jnp.mean(new.entropy)
         metrics = {
             "losses/policy_loss": policy_loss,

@@ -49,6 +49,9 @@ class APPO(PPO):
     """Clip range of the policy's probability ratio."""
     vf_clip_coef: float | None = 1.0
     """Clip range of the change of the critic's values; None: no clipping."""
+    vtrace: bool = True
+    """Correct advantages and targets for the age of the policy that acted; without, they are GAE's
+    with the values of the critic that acted."""
     clip_rho: float = 1.0
     """V-trace's rho: largest importance weight of a step's own temporal difference."""
     clip_c: float = 1.0
@@ -56,10 +59,11 @@ class APPO(PPO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        validation.check_boolean("vtrace", self.vtrace)
         for name in ("clip_rho", "clip_c"):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
 
-    def learn(
+    def _learn(
         self,
         model: ActorCritic,
         optimizer: optax.GradientTransformation,
@@ -70,14 +74,16 @@ class APPO(PPO):
         key: Array,
         remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, Metrics]:
-        """See `Agent.learn`. `initial_states` may be of any age: what they cache is refreshed."""
+        """`initial_states` may be of any age: what they cache is refreshed."""
         parts = rollout.rewards.shape[0] // seq_len
         sequences = parts * rollout.rewards.shape[1]
-        ent_coef = self._entropy_coefficient(remaining)
-        plain = make_batch(rollout, initial_states, jnp.zeros_like(rollout.rewards), seq_len)
+        advantages = jnp.zeros_like(rollout.rewards) if self.vtrace else self._advantages(rollout)
+        plain = make_batch(rollout, initial_states, advantages, seq_len)
         # The axis size is given because a memory state may hold no arrays.
         refresh = jax.vmap(model.refresh, axis_size=sequences)
         plain = plain._replace(initial_states=refresh(plain.initial_states))
+        if not self.vtrace:
+            return self._run_epochs(model, optimizer, opt_state, plain, key, remaining)
 
         def with_vtrace(new: Evaluation) -> Batch:
             advantages, targets = self._vtrace(new, plain, rollout, parts)
@@ -87,13 +93,17 @@ class APPO(PPO):
 
         if self._steps_per_update == 1:
             # With one gradient step, its own forward pass also gives V-trace what it needs.
+            ent_coef, clip_coef = self._entropy_coefficient(remaining), self._clip_range(remaining)
+
             def loss(model: ActorCritic, batch: Batch) -> tuple[Float[Array, ""], Metrics]:
                 new = evaluate_actions(model, batch)
-                return self._clipped_loss(new, with_vtrace(new), ent_coef)
+                return self._clipped_loss(
+                    new, with_vtrace(new), ent_coef, clip_coef, model.value_scale
+                )
 
             return apply_gradients(model, optimizer, opt_state, loss, plain)
         batch = with_vtrace(evaluate_actions(model, plain))
-        return self._run_epochs(model, optimizer, opt_state, batch, ent_coef, key)
+        return self._run_epochs(model, optimizer, opt_state, batch, key, remaining)
 
     def _vtrace(
         self, new: Evaluation, batch: Batch, rollout: Rollout, parts: int

@@ -17,10 +17,12 @@ from agalite.networks.actor_critic import ActorCritic
 
 Metrics = dict[str, Float[Array, ""]]
 
+TIME_LIMITS = ("bootstrap", "terminate")
+
 
 @dataclass(frozen=True)
 class Agent:
-    """The settings of an actor-critic algorithm; a subclass adds its own and `learn`."""
+    """The settings of an actor-critic algorithm; a subclass adds its own and `_learn`."""
 
     learning_rate: float = 1e-4
     """Learning rate of Adam."""
@@ -38,16 +40,26 @@ class Agent:
     """Anneal the learning rate linearly to zero over the run."""
     anneal_ent_coef: bool = False
     """Anneal the entropy coefficient linearly to zero over the run."""
+    adam_eps: float = 1e-5
+    """Epsilon of Adam. Gradients far below it hardly change a weight."""
+    time_limit: str = "bootstrap"
+    """What follows an episode that a time limit ended: bootstrap (the critic's value) or terminate
+    (nothing)."""
+    reward_scale: float = 1.0
+    """Factor of the rewards that the agent learns from; reported returns are not scaled."""
+    norm_return: bool = False
+    """Normalise the critic's targets, and advantages by the same scale, with running statistics."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm"):
+        for name in ("learning_rate", "max_grad_norm", "adam_eps", "reward_scale"):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
         for name in ("gamma", "gae_lambda"):
             validation.check_number(name, getattr(self, name), minimum=0.0, maximum=1.0)
         for name in ("ent_coef", "vf_coef"):
             validation.check_number(name, getattr(self, name), minimum=0.0)
-        for name in ("anneal_lr", "anneal_ent_coef"):
+        for name in ("anneal_lr", "anneal_ent_coef", "norm_return"):
             validation.check_boolean(name, getattr(self, name))
+        validation.check_one_of("time_limit", self.time_limit, TIME_LIMITS)
 
     def make_optimizer(self, updates: int) -> optax.GradientTransformation:
         """Adam with gradients clipped by their norm, for a run of so many updates."""
@@ -55,7 +67,7 @@ class Agent:
         if self.anneal_lr:
             rate = optax.linear_schedule(rate, 0.0, max(1, updates * self._steps_per_update))
         return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm), optax.adam(rate, eps=1e-5)
+            optax.clip_by_global_norm(self.max_grad_norm), optax.adam(rate, eps=self.adam_eps)
         )
 
     def learn(
@@ -85,7 +97,34 @@ class Agent:
 
         The new model, the new optimizer state and the metrics, means over the gradient steps.
         """
+        if self.reward_scale != 1:
+            rollout = rollout._replace(rewards=self.reward_scale * rollout.rewards)
+        # The statistics follow after learning, so that the policy that learns starts as the one
+        # that acted.
+        returns = self._advantages(rollout) + rollout.values
+        model, opt_state, metrics = self._learn(
+            model, optimizer, opt_state, rollout, initial_states, seq_len, key, remaining
+        )
+        return model.update_statistics(rollout.obs, returns), opt_state, metrics
+
+    def _learn(
+        self,
+        model: ActorCritic,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
+        rollout: Rollout,
+        initial_states: PyTree[Array],
+        seq_len: int,
+        key: Array,
+        remaining: Float[Array, ""],
+    ) -> tuple[ActorCritic, Any, Metrics]:
+        """`learn` with scaled rewards and fixed running statistics."""
         raise NotImplementedError
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether the value of the final observation stands for what follows a time limit."""
+        return self.time_limit == "bootstrap"
 
     @property
     def _steps_per_update(self) -> int:
@@ -97,7 +136,10 @@ class Agent:
 
     def _make_batch(self, rollout: Rollout, initial_states: PyTree[Array], seq_len: int) -> "Batch":
         """The sequences of a rollout with their GAE advantages."""
-        advantages = gae(
+        return make_batch(rollout, initial_states, self._advantages(rollout), seq_len)
+
+    def _advantages(self, rollout: Rollout) -> Float[Array, "T B"]:
+        return gae(
             rollout.rewards,
             rollout.values,
             rollout.next_values,
@@ -105,14 +147,13 @@ class Agent:
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        return make_batch(rollout, initial_states, advantages, seq_len)
 
 
 class Batch(NamedTuple):
     """S sequences of L steps, each with the memory state it began with. No padding."""
 
     initial_states: PyTree[Shaped[Array, "S ..."]]
-    obs: Shaped[Array, "L S ..."]
+    obs: PyTree[Shaped[Array, "L S ..."]]
     resets: Bool[Array, "L S"]
     actions: Shaped[Array, "L S ..."]
     log_probs: Float[Array, "L S"]
@@ -141,7 +182,7 @@ def make_batch(
     states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), initial_states)
     r = rollout
     rest = (r.obs, r.resets, r.actions, r.log_probs, r.values, advantages, advantages + r.values)
-    return Batch(states, *(to_sequences(x, parts) for x in rest))
+    return Batch(states, *jax.tree.map(lambda x: to_sequences(x, parts), rest))
 
 
 def to_sequences(x: Shaped[Array, "T B ..."], parts: int) -> Shaped[Array, "L S ..."]:

@@ -39,6 +39,10 @@ class PPO(Agent):
     """Clip range of the change of the critic's values; None: no clipping."""
     norm_adv: bool = True
     """Normalise the advantages of each minibatch to zero mean and unit variance."""
+    anneal_clip_coef: bool = False
+    """Anneal the clip range of the policy's ratio linearly to zero over the run."""
+    target_kl: float | None = None
+    """No further epochs after one whose mean approx_kl is larger; None: all epochs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,13 +51,16 @@ class PPO(Agent):
         validation.check_number("clip_coef", self.clip_coef, minimum=0.0, above=True)
         if self.vf_clip_coef is not None:
             validation.check_number("vf_clip_coef", self.vf_clip_coef, minimum=0.0, above=True)
-        validation.check_boolean("norm_adv", self.norm_adv)
+        for name in ("norm_adv", "anneal_clip_coef"):
+            validation.check_boolean(name, getattr(self, name))
+        if self.target_kl is not None:
+            validation.check_number("target_kl", self.target_kl, minimum=0.0, above=True)
 
     @property
     def _steps_per_update(self) -> int:
         return self.update_epochs * self.num_minibatches
 
-    def learn(
+    def _learn(
         self,
         model: ActorCritic,
         optimizer: optax.GradientTransformation,
@@ -64,10 +71,8 @@ class PPO(Agent):
         key: Array,
         remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, Metrics]:
-        """See `Agent.learn`."""
         batch = self._make_batch(rollout, initial_states, seq_len)
-        ent_coef = self._entropy_coefficient(remaining)
-        return self._run_epochs(model, optimizer, opt_state, batch, ent_coef, key)
+        return self._run_epochs(model, optimizer, opt_state, batch, key, remaining)
 
     def _run_epochs(
         self,
@@ -75,10 +80,11 @@ class PPO(Agent):
         optimizer: optax.GradientTransformation,
         opt_state: Any,
         batch: Batch,
-        ent_coef: Float[Array, ""],
         key: Array,
+        remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, Metrics]:
         """`update_epochs` times: shuffle the sequences, one gradient step for each minibatch."""
+        ent_coef, clip_coef = self._entropy_coefficient(remaining), self._clip_range(remaining)
         sequences = batch.resets.shape[1]
         weights, static = eqx.partition(model, eqx.is_array)  # lax.scan carries arrays only
 
@@ -88,7 +94,7 @@ class PPO(Agent):
                 eqx.combine(weights, static),
                 optimizer,
                 opt_state,
-                lambda model, batch: self.loss(model, batch, ent_coef),
+                lambda model, batch: self.loss(model, batch, ent_coef, clip_coef),
                 batch.take(rows),
             )
             return (eqx.filter(model, eqx.is_array), opt_state), metrics
@@ -97,33 +103,70 @@ class PPO(Agent):
             shuffled = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
             return lax.scan(minibatch, carry, shuffled)
 
-        carry, metrics = lax.scan(
-            epoch, (weights, opt_state), jax.random.split(key, self.update_epochs)
-        )
-        return eqx.combine(carry[0], static), carry[1], jax.tree.map(jnp.mean, metrics)
+        def epoch_unless_stopped(carry: tuple[Any, Any], key: Array):
+            carry, stopped = carry
+            empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(epoch, carry, key)[1])
+            carry, metrics = lax.cond(stopped, lambda c, _: (c, empty), epoch, carry, key)
+            ran = ~stopped
+            stopped |= metrics["losses/approx_kl"].mean() > self.target_kl
+            return (carry, stopped), (metrics, ran)
+
+        keys = jax.random.split(key, self.update_epochs)
+        carry = weights, opt_state
+        if self.target_kl is None:
+            carry, metrics = lax.scan(epoch, carry, keys)
+            metrics = jax.tree.map(jnp.mean, metrics)
+        else:
+            start = carry, jnp.array(False)
+            (carry, _), (metrics, ran) = lax.scan(epoch_unless_stopped, start, keys)
+            epochs = jnp.sum(ran)
+            metrics = jax.tree.map(lambda x: x.mean(axis=1).sum() / epochs, metrics)
+            metrics["losses/epochs"] = epochs.astype(jnp.float32)
+        return eqx.combine(carry[0], static), carry[1], metrics
+
+    def _clip_range(self, remaining: Float[Array, ""]) -> Float[Array, ""] | float:
+        return self.clip_coef * remaining if self.anneal_clip_coef else self.clip_coef
 
     def loss(
-        self, model: ActorCritic, batch: Batch, ent_coef: Float[Array, ""]
+        self,
+        model: ActorCritic,
+        batch: Batch,
+        ent_coef: Float[Array, ""],
+        clip_coef: Float[Array, ""] | float,
     ) -> tuple[Float[Array, ""], Metrics]:
-        """The clipped surrogate loss of PPO on a minibatch, with value loss and entropy bonus."""
-        return self._clipped_loss(evaluate_actions(model, batch), batch, ent_coef)
+        """The clipped surrogate loss of PPO on a minibatch, with value loss and entropy bonus.
+
+        With `norm_return`, values are compared in standard deviations of the return.
+        """
+        new = evaluate_actions(model, batch)
+        return self._clipped_loss(new, batch, ent_coef, clip_coef, model.value_scale)
 
     def _clipped_loss(
-        self, new: Evaluation, batch: Batch, ent_coef: Float[Array, ""]
+        self,
+        new: Evaluation,
+        batch: Batch,
+        ent_coef: Float[Array, ""],
+        clip_coef: Float[Array, ""] | float,
+        value_scale: Float[Array, ""] | float,
     ) -> tuple[Float[Array, ""], Metrics]:
         advantages = batch.advantages
+        values, old_values, targets = new.values, batch.values, batch.targets
+        if self.norm_return:
+            advantages, values, old_values, targets = (
+                x / value_scale for x in (advantages, values, old_values, targets)
+            )
         if self.norm_adv:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
         log_ratio = new.log_probs - batch.log_probs
         ratio = jnp.exp(log_ratio)
-        clipped_ratio = jnp.clip(ratio, 1 - self.clip_coef, 1 + self.clip_coef)
+        clipped_ratio = jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef)
         policy_loss = -jnp.mean(jnp.minimum(ratio * advantages, clipped_ratio * advantages))
 
-        value_error = jnp.square(new.values - batch.targets)
+        value_error = jnp.square(values - targets)
         if self.vf_clip_coef is not None:
-            change = jnp.clip(new.values - batch.values, -self.vf_clip_coef, self.vf_clip_coef)
-            clipped_error = jnp.square(batch.values + change - batch.targets)
+            change = jnp.clip(values - old_values, -self.vf_clip_coef, self.vf_clip_coef)
+            clipped_error = jnp.square(old_values + change - targets)
             value_error = jnp.maximum(value_error, clipped_error)
         value_loss = 0.5 * jnp.mean(value_error)
 
@@ -134,6 +177,6 @@ class PPO(Agent):
             "losses/entropy": entropy,
             # Schulman's low-variance estimate of KL(acting policy, new policy).
             "losses/approx_kl": jnp.mean(ratio - 1 - log_ratio),
-            "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > self.clip_coef),
+            "losses/clipfrac": jnp.mean(jnp.abs(ratio - 1) > clip_coef),
         }
         return policy_loss + self.vf_coef * value_loss - ent_coef * entropy, metrics

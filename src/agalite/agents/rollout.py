@@ -26,7 +26,8 @@ class RunnerState(NamedTuple):
     """The state of acting between two rollouts, in B environments."""
 
     env_state: Any
-    obs: Shaped[Array, "B ..."]
+    obs: PyTree[Shaped[Array, "B ..."]]
+    """Of the environments, or `Inputs` where the memory also reads previous actions or rewards."""
     resets: Bool[Array, " B"]
     memory_state: Any
     """(B, ...)"""
@@ -39,7 +40,7 @@ class RunnerState(NamedTuple):
 class Rollout(NamedTuple):
     """T steps in B environments: all that the learning rules use."""
 
-    obs: Shaped[Array, "T B ..."]
+    obs: PyTree[Shaped[Array, "T B ..."]]
     resets: Bool[Array, "T B"]
     actions: Shaped[Array, "T B ..."]
     log_probs: Float[Array, "T B"]
@@ -67,7 +68,12 @@ def init(model: ActorCritic, envs: "VectorEnv", key: Array) -> RunnerState:
     count = envs.num_envs
     zeros = jnp.zeros(count)
     return RunnerState(
-        env_state, obs, jnp.ones(count, bool), model.initial_state(count), zeros, zeros
+        env_state,
+        model.inputs(obs),
+        jnp.ones(count, bool),
+        model.initial_state(count),
+        zeros,
+        zeros,
     )
 
 
@@ -79,6 +85,7 @@ def collect_rollout(
     *,
     num_steps: int,
     seq_len: int,
+    bootstrap: bool = True,
 ) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for T = `num_steps` steps in every environment.
 
@@ -90,6 +97,8 @@ def collect_rollout(
     - `key`: for the actions and the environments.
     - `num_steps`: T, a multiple of `seq_len`.
     - `seq_len`: the length of the sequences that are learned from.
+    - `bootstrap`: whether the value of the final observation stands for what follows a truncated
+        episode; otherwise nothing follows.
 
     **Returns:**
 
@@ -101,7 +110,7 @@ def collect_rollout(
     def sequence(runner_state: RunnerState, keys: Array):
         initial_state = runner_state.memory_state
         runner_state, (rollout, episodes) = lax.scan(
-            lambda state, key: _step(model, envs, state, key), runner_state, keys
+            lambda state, key: _step(model, envs, state, key, bootstrap), runner_state, keys
         )
         return runner_state, (rollout, initial_state, episodes)
 
@@ -110,17 +119,21 @@ def collect_rollout(
     rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollout)
     # The value of the observation after the last step. The memory state that this step returns is
     # dropped: the next rollout begins with the same observation.
-    _, _, bootstrap = jax.vmap(model.step)(
+    _, _, last_values = jax.vmap(model.step)(
         runner_state.memory_state, runner_state.obs, runner_state.resets
     )
-    following = jnp.concatenate([rollout.values[1:], bootstrap[None]])
+    following = jnp.concatenate([rollout.values[1:], last_values[None]])
     next_values = jnp.where(rollout.ends, rollout.next_values, following)
     episodes = jax.tree.map(jnp.sum, episodes)
     return runner_state, rollout._replace(next_values=next_values), initial_states, episodes
 
 
 def _step(
-    model: ActorCritic, envs: "VectorEnv", runner_state: RunnerState, key: Array
+    model: ActorCritic,
+    envs: "VectorEnv",
+    runner_state: RunnerState,
+    key: Array,
+    bootstrap: bool,
 ) -> tuple[RunnerState, tuple[Rollout, Episodes]]:
     """One step in every environment; `next_values` is filled in at truncations only."""
     state = runner_state
@@ -135,22 +148,20 @@ def _step(
     )
     ends = terminated | truncated
 
+    obs, final_obs = (model.inputs(x, actions, rewards) for x in (obs, info["final_observation"]))
     weights, static = eqx.partition(model, eqx.is_array)
 
-    def final_values(weights: Any, memory_state: Any, final_obs: Array) -> Array:
+    def final_values(weights: Any, memory_state: Any, final_obs: Any) -> Array:
         model = eqx.combine(weights, static)
         return jax.vmap(lambda m, o: model.step(m, o, jnp.array(False))[2])(memory_state, final_obs)
 
     # The values of final observations cost as much as acting, so they are computed only in the rare
     # steps in which an episode is truncated.
-    truncated_values = batched_cond(
-        jnp.any(truncated),
-        final_values,
-        jnp.zeros_like(values),
-        weights,
-        memory_state,
-        info["final_observation"],
-    )
+    truncated_values = jnp.zeros_like(values)
+    if bootstrap:
+        truncated_values = batched_cond(
+            jnp.any(truncated), final_values, truncated_values, weights, memory_state, final_obs
+        )
     returns, lengths = state.returns + rewards, state.lengths + 1
     done = ends.astype(jnp.float32)
     extras = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Shaped, UInt8
+from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
 from agalite import extras, files
 
@@ -25,9 +25,11 @@ _STRIP_FRAMES = 8
 
 Frame = UInt8[np.ndarray, "height width 3"]
 
-Act = Callable[[Array, Any, Shaped[Array, "..."], Bool[Array, ""]], tuple[Any, Array]]
-"""A policy: `act(key, memory_state, obs, first) -> memory_state, action`. `first` is true with the
-first observation of an episode."""
+Act = Callable[
+    [Array, Any, Shaped[Array, "..."], Float[Array, ""], Bool[Array, ""]], tuple[Any, Array]
+]
+"""A policy: `act(key, memory_state, obs, reward, first) -> memory_state, action`. `reward` is that
+of the step before; `first` is true with the first observation of an episode."""
 
 
 class Episode(NamedTuple):
@@ -69,9 +71,11 @@ def play(env: Any, act: Act, memory_state: Any, *, seed: int, steps: Iterable[in
         return obs, env_state, env.render(env_state, params)
 
     @jax.jit
-    def step(key: Array, memory_state: Any, obs: Array, env_state: Any, first: Array) -> Any:
+    def step(
+        key: Array, memory_state: Any, obs: Array, reward: Array, env_state: Any, first: Array
+    ) -> Any:
         act_key, step_key = jax.random.split(key)
-        memory_state, action = act(act_key, memory_state, obs, first)
+        memory_state, action = act(act_key, memory_state, obs, reward, first)
         obs, env_state, reward, terminated, _ = env.step_env(step_key, env_state, action, params)
         truncated = env.is_truncated(env_state, params)
         frame = env.render(env_state, params)
@@ -80,9 +84,10 @@ def play(env: Any, act: Act, memory_state: Any, *, seed: int, steps: Iterable[in
     key = jax.random.key(seed)
     obs, env_state, frame = reset(jax.random.fold_in(key, 0))
     frames, total, outcome = [np.asarray(frame)], 0.0, "stopped before its end"
+    reward = np.float32(0)
     for i in steps:
         memory_state, obs, env_state, frame, reward, terminated, truncated = step(
-            jax.random.fold_in(key, i + 1), memory_state, obs, env_state, np.asarray(i == 0)
+            jax.random.fold_in(key, i + 1), memory_state, obs, reward, env_state, np.asarray(i == 0)
         )
         frames.append(np.asarray(frame))
         total += float(reward)

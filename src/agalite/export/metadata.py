@@ -15,7 +15,9 @@ _USE = (
     "Begin with every state tensor zero and reset true. At each step give the observation, whether "
     "an episode begins with it, and the state; take the action from the distribution, and give the "
     "new_ outputs back as the state of the next step. The state need not be zeroed between "
-    "episodes: reset true does that."
+    "episodes: reset true does that. Where there are inputs previous_action and previous_reward, "
+    "they are the last step's: the action as it was drawn (i, or x), before it was made one of the "
+    "environment, and its reward. With reset true they count for nothing."
 )
 
 

@@ -1,10 +1,12 @@
 """One step of a trained agent as a function of plain arrays: what is exported.
 
-    observation (N, ...), reset (N,), state... -> distribution..., value (N,), new state...
+    observation (N, ...), reset (N,), [previous_action,] [previous_reward,] state...
+        -> distribution..., value (N,), new state...
 
-N is the batch size. The state starts as zeros, with `reset` true at the first observation of an
-episode. Leaves of the memory state that never change (a random key, a checksum of the weights) are
-constants of the function and not part of its state.
+N is the batch size. An agent whose memory reads the previous action or reward takes them too. The
+state starts as zeros, with `reset` true at the first observation of an episode. Leaves of the
+memory state that never change (a random key, a checksum of the weights) are constants of the
+function and not part of its state.
 """
 
 import re
@@ -42,7 +44,7 @@ class Step(NamedTuple):
     inputs: list[Tensor]
     outputs: list[Tensor]
     state: list[Tensor]
-    """The inputs from the third on; the last outputs are their new values."""
+    """The last inputs; the last outputs are their new values."""
 
 
 def parameters(policy: Distribution) -> dict[str, Array]:
@@ -71,34 +73,48 @@ def make_step(model: ActorCritic, observation_dtype: Any, batch_size: int = 1) -
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(observation_dtype))  # 32 bits, usually
     observation = Tensor("observation", (batch_size, *model.encoder.shape), dtype)
     reset = Tensor("reset", (batch_size,), np.dtype(bool))
+    action = jax.eval_shape(lambda: model.actor.no_action((batch_size,)))
+    previous: dict[str, Tensor] = {}
+    if model.previous_action:
+        name = "previous_action"
+        previous[name] = Tensor(name, action.shape, np.dtype(action.dtype))
+    if model.previous_reward:
+        name = "previous_reward"
+        previous[name] = Tensor(name, (batch_size,), np.dtype(np.float32))
     full_state = [Tensor(_name(path), leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths]
-    shapes = [x.like for x in (observation, reset, *full_state)]
+    given = [observation, reset, *previous.values()]
+    shapes = [x.like for x in (*given, *full_state)]
 
-    def run(observation: Array, reset: Array, *state: Array) -> tuple[dict[str, Array], Any, Any]:
-        memory, policy, value = jax.vmap(model.step)(
-            jax.tree.unflatten(tree, state), observation, reset
+    def run(*arrays: Array) -> tuple[dict[str, Array], Any, Any]:
+        observation, reset, *rest = arrays
+        before = dict(zip(previous, rest, strict=False))
+        inputs = model.inputs(
+            observation, before.get("previous_action"), before.get("previous_reward")
         )
+        state = jax.tree.unflatten(tree, rest[len(previous) :])
+        memory, policy, value = jax.vmap(model.step)(state, inputs, reset)
         return parameters(policy), value, jax.tree.leaves(memory)
 
     traced = trace(lambda *inputs: run(*inputs)[2], shapes)
+    before = traced.inputs[len(given) :]
     changing = [
         i
-        for i, (old, new) in enumerate(zip(traced.inputs[2:], traced.outputs, strict=True))
+        for i, (old, new) in enumerate(zip(before, traced.outputs, strict=True))
         if new is not old and not isinstance(new, jax.Array)
     ]
     policy, value, _ = jax.eval_shape(run, *shapes)
     heads = [Tensor(n, x.shape, np.dtype(x.dtype)) for n, x in [*policy.items(), ("value", value)]]
 
-    def step(observation: Array, reset: Array, *state: Array) -> list[Array]:
+    def step(*arrays: Array) -> list[Array]:
         full = list(leaves)
-        for i, array in zip(changing, state, strict=True):
+        for i, array in zip(changing, arrays[len(given) :], strict=True):
             full[i] = array
-        distribution, value, new = run(observation, reset, *full)
+        distribution, value, new = run(*arrays[: len(given)], *full)
         return [*(distribution[name] for name in policy), value, *(new[i] for i in changing)]
 
     state = [full_state[i] for i in changing]
     new = [x._replace(name=f"new_{x.name}") for x in state]
-    return Step(step, [observation, reset, *state], [*heads, *new], state)
+    return Step(step, [*given, *state], [*heads, *new], state)
 
 
 def zeros(step: Step) -> list[np.ndarray]:

@@ -57,14 +57,16 @@ def replay(step: Step, candidate: Run, observation_space: Any, *, seed: int = 0)
     generator = np.random.default_rng(seed)
     batch_size, heads = step.inputs[0].shape[0], len(step.outputs) - len(step.state)
     state, candidate_state = zeros(step), zeros(step)
+    previous = step.inputs[2 : len(step.inputs) - len(step.state)]
     worst = Difference(0.0, "", 0)
     # Accelerators round the inputs of products by default.
     with jax.default_matmul_precision("highest"):
         for t in range(STEPS):
             observation = sample(observation_space, step.inputs[0], generator)
             reset = (generator.random(batch_size) < _RESET_PROBABILITY) | (t == 0)
-            expected = [np.asarray(x) for x in compiled(observation, reset, *state)]
-            found = [np.asarray(x) for x in candidate([observation, reset, *candidate_state])]
+            given = [observation, reset, *(_previous(x, generator) for x in previous)]
+            expected = [np.asarray(x) for x in compiled(*given, *state)]
+            found = [np.asarray(x) for x in candidate([*given, *candidate_state])]
             for tensor, a, b in zip(step.outputs, expected, found, strict=True):
                 size = _difference(a, b)
                 if not np.isfinite(size):
@@ -73,6 +75,13 @@ def replay(step: Step, candidate: Run, observation_space: Any, *, seed: int = 0)
                     worst = Difference(size, tensor.name, t)
             state, candidate_state = expected[heads:], found[heads:]
     return worst
+
+
+def _previous(like: Any, generator: np.random.Generator) -> np.ndarray:
+    """A previous action or reward; 0 and 1 are actions of every discrete space but the smallest."""
+    if like.dtype.kind in "iu":
+        return generator.integers(0, 2, like.shape).astype(like.dtype)
+    return generator.normal(size=like.shape).astype(like.dtype)
 
 
 def _batched(step: Step) -> Run:

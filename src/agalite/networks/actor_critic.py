@@ -1,19 +1,32 @@
 """The agent's network: encoder -> memory -> actor and critic."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree, Shaped
 
 from agalite import validation
 from agalite.memory import Memory, make_memory
 from agalite.memory.layers import Dense
-from agalite.networks.encoders import Encoder, make_encoder
+from agalite.networks.encoders import Encoder, VectorEncoder, make_encoder
 from agalite.networks.heads import ActionHead, Distribution, make_action_head, output_layer
-from agalite.ops.activations import tanh
+from agalite.networks.normalisation import RunningStatistics
+from agalite.ops.activations import relu, tanh
 from agalite.ops.resets import broadcast_state
+
+ACTIVATIONS = {"tanh": tanh, "relu": relu}
+
+
+class Inputs(NamedTuple):
+    """An observation with what the agent did before it: see `ActorCritic.inputs`."""
+
+    obs: Shaped[Array, "..."]
+    previous_action: Shaped[Array, "..."] | None
+    """As the policy sampled it."""
+    previous_reward: Float[Array, "..."] | None
 
 
 class ActorCritic(eqx.Module):
@@ -27,14 +40,27 @@ class ActorCritic(eqx.Module):
     state, policy, value = model.step(state, obs, reset)      # value ()
     state, policy, values = model.scan(state, obs, resets)    # obs (T, ...), values (T,)
     ```
+
+    A network whose memory also reads the previous action or reward takes `Inputs` for `obs`;
+    `inputs` makes them, and gives `obs` itself where neither is read.
     """
 
     encoder: Encoder
     memory: Memory
     hidden: Dense
-    """The hidden layers of actor and critic as one matrix product: both read the same features."""
+    """The hidden layers of actor and critic as one matrix product where both read the same
+    features; with a `critic_memory` the actor's alone."""
     actor: ActionHead
     critic: Dense
+    critic_memory: Memory | None
+    critic_hidden: Dense | None
+    obs_statistics: RunningStatistics | None
+    """Observations are normalised with them."""
+    return_statistics: RunningStatistics | None
+    """The critic's last layer gives (value - mean) / std of these."""
+    activation: str = eqx.field(static=True)
+    previous_action: bool = eqx.field(static=True)
+    previous_reward: bool = eqx.field(static=True)
 
     @classmethod
     def make(
@@ -46,6 +72,15 @@ class ActorCritic(eqx.Module):
         memory_options: dict[str, Any] | None = None,
         encoder: str = "auto",
         hidden_size: int = 128,
+        hidden_gain: float = math.sqrt(2),
+        actor_gain: float = 0.01,
+        critic_gain: float = 1.0,
+        activation: str = "tanh",
+        separate_critic: bool = False,
+        previous_action: bool = False,
+        previous_reward: bool = False,
+        norm_obs: bool = False,
+        norm_return: bool = False,
         key: PRNGKeyArray,
     ) -> "ActorCritic":
         """A new network for an environment.
@@ -56,50 +91,126 @@ class ActorCritic(eqx.Module):
         - `memory`, `memory_options`: the memory model and its options, as for `make_memory`.
         - `encoder`: a name of `make_encoder`.
         - `hidden_size`: width of the hidden layer of the actor, and of that of the critic.
+        - `hidden_gain`, `actor_gain`, `critic_gain`: gains of the orthogonal weights of the hidden
+            layers and of the last layer of actor and critic.
+        - `activation`: of the hidden layers, "tanh" or "relu".
+        - `separate_critic`: the critic has a memory of its own.
+        - `previous_action`, `previous_reward`: whether the memory reads them beside the
+            observation.
+        - `norm_obs`: normalise observations by running statistics; vectors only.
+        - `norm_return`: normalise the critic's targets by running statistics.
         - `key`: for the initial weights.
         """
         validation.check_integer("hidden_size", hidden_size, minimum=1)
+        validation.check_one_of("activation", activation, ACTIVATIONS)
         encoder_key, memory_key, hidden_key, actor_key, critic_key = jax.random.split(key, 5)
         encoder_module = make_encoder(encoder, observation_space, key=encoder_key)
-        memory_module = make_memory(
-            memory, encoder_module.output_size, key=memory_key, **(memory_options or {})
-        )
+        actor = make_action_head(action_space, hidden_size, gain=actor_gain, key=actor_key)
+        inputs = encoder_module.output_size
+        inputs += actor.encoding_size * previous_action + 1 * previous_reward
+
+        def make(key: PRNGKeyArray) -> Memory:
+            return make_memory(memory, inputs, key=key, **(memory_options or {}))
+
+        memory_module = make(memory_key)
+        outputs = [hidden_size] if separate_critic else [hidden_size, hidden_size]
+        second = [jax.random.fold_in(k, 1) for k in (memory_key, hidden_key)]
+        critic_memory = make(second[0]) if separate_critic else None
+        statistics = None
+        if norm_obs:
+            if not isinstance(encoder_module, VectorEncoder) or encoder_module.categories:
+                raise ValueError(
+                    "norm_obs=True is for observations that are vectors of numbers; "
+                    f"this environment's are {observation_space}"
+                )
+            statistics = RunningStatistics((encoder_module.output_size,))
         return cls(
             encoder=encoder_module,
             memory=memory_module,
-            hidden=Dense(memory_module.output_size, [hidden_size, hidden_size], key=hidden_key),
-            actor=make_action_head(action_space, hidden_size, key=actor_key),
-            critic=output_layer(hidden_size, 1, gain=1.0, key=critic_key),
+            hidden=_hidden(memory_module, outputs, hidden_gain, hidden_key),
+            actor=actor,
+            critic=output_layer(hidden_size, 1, gain=critic_gain, key=critic_key),
+            critic_memory=critic_memory,
+            critic_hidden=critic_memory
+            and _hidden(critic_memory, [hidden_size], hidden_gain, second[1]),
+            obs_statistics=statistics,
+            return_statistics=RunningStatistics(()) if norm_return else None,
+            activation=activation,
+            previous_action=previous_action,
+            previous_reward=previous_reward,
         )
 
     def initial_state(self, batch: int | None = None) -> Any:
         """The memory state before an episode's first observation; (batch, ...) of `batch`."""
         state = self.memory.initial_state()
+        if self.critic_memory is not None:
+            state = state, self.critic_memory.initial_state()
         if batch is None:
             return state
         return broadcast_state(state, batch)
 
+    def inputs(
+        self,
+        obs: Shaped[Array, "..."],
+        action: Shaped[Array, "..."] | None = None,
+        reward: Float[Array, "..."] | None = None,
+    ) -> Any:
+        """What `step` and `scan` take for an observation.
+
+        **Arguments:**
+
+        - `obs`: an observation; all three may have batch axes, the same.
+        - `action`, `reward`: the sampled action and the reward that led to it. None before an
+            episode's first observation, where they count for nothing.
+
+        **Returns:**
+
+        `Inputs`, or `obs` itself if the memory reads neither.
+        """
+        if not (self.previous_action or self.previous_reward):
+            return obs
+        batch = jnp.shape(obs)[: jnp.ndim(obs) - len(self.encoder.shape)]
+        if action is None:
+            action = self.actor.no_action(batch)
+        reward = jnp.zeros(batch) if reward is None else jnp.asarray(reward, jnp.float32)
+        return Inputs(
+            obs,
+            action if self.previous_action else None,
+            reward if self.previous_reward else None,
+        )
+
     def step(
-        self, state: Any, obs: Shaped[Array, "..."], reset: Bool[Array, ""] | bool = False
+        self, state: Any, obs: PyTree[Shaped[Array, "..."]], reset: Bool[Array, ""] | bool = False
     ) -> tuple[Any, Distribution, Float[Array, ""]]:
         """One observation.
 
         **Arguments:**
 
         - `state`: the memory state.
-        - `obs`: (...), of the shape of the observation space.
+        - `obs`: (...), of the shape of the observation space, or `Inputs`.
         - `reset`: (), true when an episode begins with `obs`.
 
         **Returns:**
 
         The new memory state, the distribution over actions and the value ().
         """
-        state, features = self.memory.step(state, self.encoder(obs), reset)
-        policy, values = self._heads(features[None])
+        obs = jax.tree.map(lambda x: jnp.asarray(x)[None], obs)
+        x = self.encode(obs, jnp.asarray(reset)[None])[0]
+        if self.critic_memory is None:
+            state, features = self.memory.step(state, x, reset)
+            policy, values = self._heads(features[None])
+        else:
+            actor_state, features = self.memory.step(state[0], x, reset)
+            critic_state, critic_features = self.critic_memory.step(state[1], x, reset)
+            state = actor_state, critic_state
+            policy, values = self._heads(features[None], critic_features[None])
         return state, jax.tree.map(lambda x: x[0], policy), values[0]
 
     def scan(
-        self, state: Any, obs: Shaped[Array, "T ..."], resets: Bool[Array, " T"] | None = None
+        self,
+        state: Any,
+        obs: PyTree[Shaped[Array, "T ..."]],
+        resets: Bool[Array, " T"] | None = None,
     ) -> tuple[Any, Distribution, Float[Array, " T"]]:
         """A sequence: equal to T calls of `step`, but parallel over time where the memory is.
 
@@ -108,19 +219,51 @@ class ActorCritic(eqx.Module):
         **Arguments:**
 
         - `state`: the memory state.
-        - `obs`: (T, ...).
+        - `obs`: (T, ...), or `Inputs` (T, ...).
         - `resets`: (T,), true where an episode begins.
 
         **Returns:**
 
         The new memory state, the distributions (T,) and the values (T,).
         """
-        state, features = self.memory.scan(state, self.encoder.over_time(obs), resets)
-        return state, *self._heads(features)
+        xs = self.encode(obs, resets)
+        if self.critic_memory is None:
+            state, features = self.memory.scan(state, xs, resets)
+            return state, *self._heads(features)
+        actor_state, features = self.memory.scan(state[0], xs, resets)
+        critic_state, critic_features = self.critic_memory.scan(state[1], xs, resets)
+        return (actor_state, critic_state), *self._heads(features, critic_features)
+
+    def encode(
+        self, obs: PyTree[Shaped[Array, "T ..."]], resets: Bool[Array, " T"] | None
+    ) -> Float[Array, "T N"]:
+        """What the memory reads: the encoded observation, the previous action and reward.
+
+        The last two are zero after a reset.
+        """
+        raw = obs.obs if isinstance(obs, Inputs) else obs
+        x = self.encoder.over_time(raw)
+        if self.obs_statistics is not None:
+            x = self.obs_statistics.normalise(x)
+        if not isinstance(obs, Inputs):
+            if self.previous_action or self.previous_reward:
+                raise ValueError("this network reads previous actions or rewards: use model.inputs")
+            return x
+        parts = []
+        if obs.previous_action is not None:
+            parts.append(self.actor.encode(obs.previous_action))
+        if obs.previous_reward is not None:
+            parts.append(obs.previous_reward[:, None])
+        previous = jnp.concatenate(parts, axis=-1)
+        if resets is not None:
+            previous = jnp.where(resets[:, None], 0, previous)
+        return jnp.concatenate([x, previous.astype(x.dtype)], axis=-1)
 
     def refresh(self, state: Any) -> Any:
         """A stored memory state for these weights; to be called after every update of them."""
-        return self.memory.refresh(state)
+        if self.critic_memory is None:
+            return self.memory.refresh(state)
+        return self.memory.refresh(state[0]), self.critic_memory.refresh(state[1])
 
     def to_env(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
         """A sampled action as an element of the environment's action space.
@@ -130,14 +273,59 @@ class ActorCritic(eqx.Module):
         return self.actor.to_env(action)
 
     @property
+    def value_scale(self) -> Float[Array, ""] | float:
+        """The standard deviation of returns, by which losses divide; 1 without `norm_return`."""
+        return 1.0 if self.return_statistics is None else self.return_statistics.std
+
+    def update_statistics(
+        self, obs: PyTree[Shaped[Array, "T B ..."]], returns: Float[Array, "T B"]
+    ) -> "ActorCritic":
+        """The network with the running statistics of one more rollout.
+
+        To be called after learning from it: what acted and what learned then agree. The critic's
+        last layer is rescaled, so that values do not change (Pop-Art, van Hasselt et al., 2016).
+        """
+        model = self
+        if (old := self.obs_statistics) is not None:
+            raw = obs.obs if isinstance(obs, Inputs) else obs
+            samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
+            model = eqx.tree_at(lambda m: m.obs_statistics, model, old.update(samples))
+        if (old := self.return_statistics) is not None:
+            new = old.update(returns.reshape(-1))
+            weight = self.critic.weight * (old.std / new.std)
+            bias = (self.critic.bias * old.std + old.mean - new.mean) / new.std
+            model = eqx.tree_at(
+                lambda m: (m.return_statistics, m.critic.weight, m.critic.bias),
+                model,
+                (new, weight, bias),
+            )
+        return model
+
+    @property
     def parameter_count(self) -> int:
         """The number of trained numbers; works for a model of shapes too."""
-        leaves = jax.tree.leaves(self)
+        trained = (self.encoder, self.memory, self.hidden, self.actor, self.critic)
+        leaves = jax.tree.leaves((*trained, self.critic_memory, self.critic_hidden))
         return sum(x.size for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
 
-    def _heads(self, features: Float[Array, "T D"]) -> tuple[Distribution, Float[Array, " T"]]:
-        actor, critic = jnp.split(tanh(self.hidden(features)), 2, axis=-1)
-        return self.actor(actor), self.critic(critic)[:, 0]
+    def _heads(
+        self, features: Float[Array, "T D"], critic_features: Float[Array, "T D"] | None = None
+    ) -> tuple[Distribution, Float[Array, " T"]]:
+        activate = ACTIVATIONS[self.activation]
+        if self.critic_hidden is None or critic_features is None:
+            actor, critic = jnp.split(activate(self.hidden(features)), 2, axis=-1)
+        else:
+            actor, critic = activate(self.hidden(features)), self.critic_hidden(critic_features)
+            critic = activate(critic)
+        values = self.critic(critic)[:, 0]
+        if (statistics := self.return_statistics) is not None:
+            values = values * statistics.std + jax.lax.stop_gradient(statistics.mean)
+        return self.actor(actor), values
+
+
+def _hidden(memory: Memory, widths: list[int], gain: float, key: PRNGKeyArray) -> Dense:
+    dense = Dense(memory.output_size, widths, key=key)
+    return eqx.tree_at(lambda d: d.weight, dense, dense.weight * (gain / math.sqrt(2)))
 
 
 def partition_shapes(shapes: Any) -> tuple[Any, Any]:

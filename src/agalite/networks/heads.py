@@ -142,6 +142,17 @@ class ActionHead(eqx.Module):
     def to_env(self, action: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
         """A sampled action as an element of the environment's action space."""
 
+    encoding_size: eqx.AbstractVar[int]
+    """n, the length of an encoded action."""
+
+    @abc.abstractmethod
+    def encode(self, action: Shaped[Array, "..."]) -> Float[Array, "... n"]:
+        """Sampled actions as an input of the memory: one-hot, or numbers clipped to +-1."""
+
+    @abc.abstractmethod
+    def no_action(self, batch: tuple[int, ...]) -> Shaped[Array, "..."]:
+        """Zeros of the shape (*batch, ...) and the dtype of sampled actions."""
+
 
 class DiscreteHead(ActionHead):
     """For Discrete spaces: one of `choices` actions."""
@@ -150,14 +161,31 @@ class DiscreteHead(ActionHead):
     start: int = eqx.field(static=True)
     """The smallest action of the space."""
 
-    def __init__(self, features: int, choices: int, start: int = 0, *, key: PRNGKeyArray):
-        self.linear, self.start = output_layer(features, choices, gain=0.01, key=key), start
+    encoding_size: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        features: int,
+        choices: int,
+        start: int = 0,
+        *,
+        gain: float = 0.01,
+        key: PRNGKeyArray,
+    ):
+        self.linear, self.start = output_layer(features, choices, gain=gain, key=key), start
+        self.encoding_size = choices
 
     def __call__(self, features: Float[Array, "... F"]) -> Categorical:
         return Categorical(self.linear(features))
 
     def to_env(self, action: Int[Array, "..."]) -> Int[Array, "..."]:
         return action + self.start if self.start else action
+
+    def encode(self, action: Int[Array, "..."]) -> Float[Array, "... n"]:
+        return jax.nn.one_hot(action, self.encoding_size)
+
+    def no_action(self, batch: tuple[int, ...]) -> Int[Array, "..."]:
+        return jnp.zeros(batch, jnp.int32)
 
 
 class MultiDiscreteHead(ActionHead):
@@ -168,20 +196,35 @@ class MultiDiscreteHead(ActionHead):
     start: tuple[int, ...] = eqx.field(static=True)
     shape: tuple[int, ...] = eqx.field(static=True)
     """Shape of the environment's action, with one number for each of the sizes."""
+    encoding_size: int = eqx.field(static=True)
 
     def __init__(
-        self, features: int, sizes: np.ndarray, start: np.ndarray, *, key: PRNGKeyArray
+        self,
+        features: int,
+        sizes: np.ndarray,
+        start: np.ndarray,
+        *,
+        gain: float = 0.01,
+        key: PRNGKeyArray,
     ) -> None:
         self.shape = tuple(sizes.shape)
         self.sizes = tuple(int(n) for n in sizes.ravel())
         self.start = tuple(int(n) for n in np.broadcast_to(start, sizes.shape).ravel())
-        self.linear = output_layer(features, sum(self.sizes), gain=0.01, key=key)
+        self.encoding_size = sum(self.sizes)
+        self.linear = output_layer(features, self.encoding_size, gain=gain, key=key)
 
     def __call__(self, features: Float[Array, "... F"]) -> MultiCategorical:
         return MultiCategorical(self.linear(features), self.sizes)
 
     def to_env(self, action: Int[Array, "... k"]) -> Int[Array, "..."]:
         return _shaped(action + jnp.asarray(self.start, action.dtype), self.shape)
+
+    def encode(self, action: Int[Array, "... k"]) -> Float[Array, "... n"]:
+        parts = [jax.nn.one_hot(action[..., i], n) for i, n in enumerate(self.sizes)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def no_action(self, batch: tuple[int, ...]) -> Int[Array, "..."]:
+        return jnp.zeros((*batch, len(self.sizes)), jnp.int32)
 
 
 class BoxHead(ActionHead):
@@ -198,13 +241,21 @@ class BoxHead(ActionHead):
     low: tuple[float, ...] = eqx.field(static=True)
     high: tuple[float, ...] = eqx.field(static=True)
     shape: tuple[int, ...] = eqx.field(static=True)
+    encoding_size: int = eqx.field(static=True)
 
     def __init__(
-        self, features: int, low: np.ndarray, high: np.ndarray, *, key: PRNGKeyArray
+        self,
+        features: int,
+        low: np.ndarray,
+        high: np.ndarray,
+        *,
+        gain: float = 0.01,
+        key: PRNGKeyArray,
     ) -> None:
         self.shape = tuple(low.shape)
         self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
-        self.linear = output_layer(features, low.size, gain=0.01, key=key)
+        self.encoding_size = low.size
+        self.linear = output_layer(features, low.size, gain=gain, key=key)
         self.log_std = jnp.zeros(low.size)
 
     def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
@@ -220,8 +271,16 @@ class BoxHead(ActionHead):
         low, high, centre, half = (jnp.asarray(x, action.dtype) for x in (low, high, centre, half))
         return _shaped(jnp.clip(centre + half * action, low, high), self.shape)
 
+    def encode(self, action: Float[Array, "... k"]) -> Float[Array, "... k"]:
+        return jnp.clip(action, -1, 1)
 
-def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> ActionHead:
+    def no_action(self, batch: tuple[int, ...]) -> Float[Array, "..."]:
+        return jnp.zeros((*batch, self.encoding_size))
+
+
+def make_action_head(
+    action_space: Any, features: int, *, gain: float = 0.01, key: PRNGKeyArray
+) -> ActionHead:
     """Makes the head for an action space.
 
     **Arguments:**
@@ -229,14 +288,17 @@ def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> 
     - `action_space`: a Discrete, MultiDiscrete or Box space of gymnax or Gymnasium. In a Box of
         integers, each one is a categorical choice.
     - `features`: F, the number of features.
+    - `gain`: of the orthogonal weights. With 0.01 the first policy is close to uniform.
     - `key`: for the initial weights.
     """
     shape = getattr(action_space, "shape", None)
     if hasattr(action_space, "nvec"):
         sizes = np.asarray(action_space.nvec)
-        return MultiDiscreteHead(features, sizes, np.asarray(_start(action_space)), key=key)
+        start = np.asarray(_start(action_space))
+        return MultiDiscreteHead(features, sizes, start, gain=gain, key=key)
     if hasattr(action_space, "n") and shape == ():
-        return DiscreteHead(features, int(action_space.n), int(_start(action_space)), key=key)
+        count, first = int(action_space.n), int(_start(action_space))
+        return DiscreteHead(features, count, first, gain=gain, key=key)
     if shape is None or not (hasattr(action_space, "low") and hasattr(action_space, "high")):
         raise ValueError(
             f"action_space={action_space!r} is not supported; supported are Discrete, "
@@ -249,14 +311,14 @@ def make_action_head(action_space: Any, features: int, *, key: PRNGKeyArray) -> 
     if not (low < high).all():
         raise ValueError(f"action_space={action_space!r} must have low < high everywhere")
     if not jnp.issubdtype(action_space.dtype, jnp.integer):
-        return BoxHead(features, low, high, key=key)
+        return BoxHead(features, low, high, gain=gain, key=key)
     choices = high - low + 1
     if choices.max() > _MOST_CHOICES:
         raise ValueError(
             f"action_space={action_space!r} has {choices.max():.0f} whole numbers to choose from; "
             f"at most {_MOST_CHOICES} are supported"
         )
-    return MultiDiscreteHead(features, choices.astype(int), low.astype(int), key=key)
+    return MultiDiscreteHead(features, choices.astype(int), low.astype(int), gain=gain, key=key)
 
 
 def output_layer(inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> Dense:

@@ -5,6 +5,7 @@ The description under each field is also its help on the command line.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
+from agalite.networks.actor_critic import ACTIVATIONS
 
 AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
 
@@ -71,6 +73,23 @@ class CommonSettings:
     divide num_steps; None: the whole rollout."""
     hidden_size: int = 128
     """Width of the hidden layers of actor and critic."""
+    hidden_gain: float = math.sqrt(2)
+    """Gain of the orthogonal weights of those layers."""
+    activation: str = "tanh"
+    """Activation of those layers: tanh or relu."""
+    actor_gain: float = 0.01
+    """Gain of the actor's last layer: with 0.01 the first policy is uniform, with 1.41 it already
+    prefers some actions."""
+    critic_gain: float = 1.0
+    """Gain of the critic's last layer."""
+    separate_critic: bool = False
+    """Give the critic a memory of its own."""
+    previous_action: bool = False
+    """Let the memory read the previous action beside the observation."""
+    previous_reward: bool = False
+    """Let the memory read the previous reward beside the observation."""
+    norm_obs: bool = False
+    """Normalise observations by running statistics; for vectors of numbers."""
     encoder: str = "auto"
     """Network before the memory: auto, vector (none), symbolic (dense layer), atari (convolutions)
     or impala (residual network)."""
@@ -145,6 +164,11 @@ class Config(CommonSettings, UpdateSchedule):
             "keep_checkpoints",
         ):
             validation.check_integer(name, getattr(self, name), minimum=1)
+        for name in ("hidden_gain", "actor_gain", "critic_gain"):
+            validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
+        for name in ("separate_critic", "previous_action", "previous_reward", "norm_obs"):
+            validation.check_boolean(name, getattr(self, name))
+        validation.check_one_of("activation", self.activation, ACTIVATIONS)
         validation.check_integer("seed", self.seed, minimum=0)
         if self.seq_len is not None:
             validation.check_integer("seq_len", self.seq_len, minimum=1)
@@ -153,6 +177,14 @@ class Config(CommonSettings, UpdateSchedule):
                     f"seq_len={self.seq_len} must be at most num_steps={self.num_steps}, and "
                     "divide it evenly"
                 )
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """Arguments of `ActorCritic.make`, besides the spaces and the key."""
+        return {
+            **{name: getattr(self, name) for name in _NETWORK_FIELDS},
+            "norm_return": self.agent.norm_return,
+        }
 
     @property
     def num_seeds(self) -> int:
@@ -196,6 +228,12 @@ class Config(CommonSettings, UpdateSchedule):
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is not the configuration of a run: {error}") from error
 
+
+_NETWORK_FIELDS = (
+    *("memory", "memory_options", "encoder", "separate_critic"),
+    *("hidden_size", "hidden_gain", "activation", "actor_gain", "critic_gain"),
+    *("previous_action", "previous_reward", "norm_obs"),
+)
 
 # Fields of configurations of agalite before its first release.
 _OLDER_FIELDS = {

@@ -94,6 +94,7 @@ def evaluate(
         slot = jnp.where(ends & (played < episodes_per_env), played, episodes_per_env)
         results = results.at[jnp.arange(count), slot].set(row, mode="drop")
         going = jnp.where(ends, 0.0, 1.0)
+        obs = model.inputs(obs, sampled, reward)
         state = RunnerState(env_state, obs, ends, memory_state, going * returns, going * lengths)
         return state, played + ends, results, key
 
@@ -124,11 +125,15 @@ def film(model: ActorCritic, env: Any, out: Path, *, seed: int = 0, greedy: bool
         return host.film(model, env, out, seed=seed, greedy=greedy)
     rendering.check_path(out)
 
-    def act(key: Array, memory_state: Any, obs: Array, first: Array) -> tuple[Any, Array]:
-        memory_state, policy, _ = model.step(memory_state, obs, first)
-        return memory_state, model.to_env(policy.mode() if greedy else policy.sample(key))
+    def act(key: Array, state: Any, obs: Array, reward: Array, first: Array) -> tuple[Any, Array]:
+        memory_state, previous = state
+        inputs = model.inputs(obs, previous, reward)
+        memory_state, policy, _ = model.step(memory_state, inputs, first)
+        sampled = policy.mode() if greedy else policy.sample(key)
+        return (memory_state, sampled), model.to_env(sampled)
 
-    episode = play(env, act, model.initial_state(), seed=seed, steps=range(MAX_STEPS))
+    start = model.initial_state(), model.actor.no_action(())
+    episode = play(env, act, start, seed=seed, steps=range(MAX_STEPS))
     rendering.write(episode.frames, out, fps=render_fps(env))
     return episode.episode_return
 

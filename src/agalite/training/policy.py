@@ -31,9 +31,11 @@ class Loaded(NamedTuple):
 
 
 class State(eqx.Module):
-    """The memory state of one episode, or of `batch` of them along a first axis."""
+    """The state of one episode, or of `batch` of them along a first axis."""
 
     memory_state: Any
+    previous_action: Any
+    """As it was sampled; None where the memory does not read it."""
     batch: int | None = eqx.field(static=True)
 
 
@@ -46,7 +48,8 @@ class Policy:
     ```
 
     With `initial_state(batch=N)` it acts for N environments at once: obs (N, ...), reset (N,),
-    actions (N, ...).
+    actions (N, ...). An agent trained with `previous_reward` also needs the reward of the last
+    action: `policy.act(obs, state, reset, reward)`. The last action is part of the state.
 
     **Arguments:**
 
@@ -71,25 +74,35 @@ class Policy:
         self._weights, structure = jax.tree.flatten(arrays)
 
         def look(
-            weights: list[Array], state: State, obs: Array, reset: Array
-        ) -> tuple[State, Distribution, Array]:
+            weights: list[Array], state: State, obs: Array, reset: Array, reward: Array
+        ) -> tuple[Any, Distribution, Array]:
             model: ActorCritic = eqx.combine(jax.tree.unflatten(structure, weights), rest)
             step = model.step if state.batch is None else jax.vmap(model.step)
-            memory_state, policy, value = step(state.memory_state, obs, reset)
-            return State(memory_state, state.batch), policy, value
+            inputs = model.inputs(obs, state.previous_action, reward)
+            return step(state.memory_state, inputs, reset)
 
         def act(
-            weights: list[Array], state: State, obs: Array, reset: Array, key: Array, call: Array
+            weights: list[Array],
+            state: State,
+            obs: Array,
+            reset: Array,
+            reward: Array,
+            key: Array,
+            call: Array,
         ) -> tuple[Array, State]:
-            state, policy, _ = look(weights, state, obs, reset)
+            memory_state, policy, _ = look(weights, state, obs, reset, reward)
 
-            def choose(policy: Distribution, key: Array) -> Array:
-                return model.to_env(policy.mode() if greedy else policy.sample(key))
+            def choose(policy: Distribution, key: Array) -> tuple[Array, Array]:
+                sampled = policy.mode() if greedy else policy.sample(key)
+                return sampled, model.to_env(sampled)
 
             key = jax.random.fold_in(key, call)
             if state.batch is None:
-                return choose(policy, key), state
-            return jax.vmap(choose)(policy, jax.random.split(key, state.batch)), state
+                sampled, action = choose(policy, key)
+            else:
+                sampled, action = jax.vmap(choose)(policy, jax.random.split(key, state.batch))
+            previous = sampled if model.previous_action else None
+            return action, State(memory_state, previous, state.batch)
 
         self._look, self._act = jax.jit(look), jax.jit(act)
 
@@ -97,10 +110,12 @@ class Policy:
         """The state before the first observation of an episode, or of `batch` episodes."""
         if batch is not None:
             validation.check_integer("batch", batch, minimum=1)
-        return State(self.model.initial_state(batch), batch)
+        shape = () if batch is None else (batch,)
+        previous = self.model.actor.no_action(shape) if self.model.previous_action else None
+        return State(self.model.initial_state(batch), previous, batch)
 
     def act(
-        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False, reward: Any = None
     ) -> tuple[Any, State]:
         """The next action.
 
@@ -109,12 +124,14 @@ class Policy:
         - `obs`: an observation (...), or (N, ...).
         - `state`: from `initial_state` or from the last call.
         - `reset`: true when an episode begins with `obs`; one, or (N,).
+        - `reward`: of the last action; one, or (N,). Needed by agents that were trained with
+            `previous_reward`, except where an episode begins.
 
         **Returns:**
 
         The action (of the environment's action space, or N of them) and the new state.
         """
-        inputs = self._checked(obs, state, reset)
+        inputs = self._checked(obs, state, reset, reward)
         call = np.uint32(self._calls % 2**32)
         self._calls += 1
         action, state = self._act(self._weights, *inputs, self._key, call)
@@ -122,27 +139,30 @@ class Policy:
         return np.asarray(action)[()], state
 
     def value(
-        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False, reward: Any = None
     ) -> Float[np.ndarray, "..."]:
         """The critic's estimate of the discounted return from `obs` on: () or (N,).
 
         **Arguments:** as for `act`. The state is not advanced.
         """
-        return np.asarray(self._look(self._weights, *self._checked(obs, state, reset))[2])[()]
+        inputs = self._checked(obs, state, reset, reward)
+        return np.asarray(self._look(self._weights, *inputs)[2])[()]
 
     def probabilities(
-        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False
+        self, obs: Shaped[ArrayLike, "..."], state: State, reset: Any = False, reward: Any = None
     ) -> Float[np.ndarray, "... n"]:
         """The probabilities of n discrete actions: (n,) or (N, n).
 
         **Arguments:** as for `act`. The state is not advanced.
         """
-        policy = self._look(self._weights, *self._checked(obs, state, reset))[1]
+        policy = self._look(self._weights, *self._checked(obs, state, reset, reward))[1]
         if not isinstance(policy, Categorical):
             raise ValueError("only Discrete action spaces have probabilities; this one is another")
         return np.asarray(jax.nn.softmax(policy.logits, axis=-1))
 
-    def _checked(self, obs: Any, state: Any, reset: Any) -> tuple[State, np.ndarray, np.ndarray]:
+    def _checked(
+        self, obs: Any, state: Any, reset: Any, reward: Any
+    ) -> tuple[State, np.ndarray, np.ndarray, np.ndarray]:
         if not isinstance(state, State):
             raise ValueError(
                 f"state is a {type(state).__name__}; it must come from policy.initial_state() or "
@@ -156,7 +176,19 @@ class Policy:
         values = _numbers(obs, self._dtype)
         validation.check_shape("obs", values, (*batch, *self.model.encoder.shape))
         validation.check_finite("obs", values)
-        return state, values.astype(self._dtype), np.broadcast_to(resets.astype(bool), batch)
+        resets = np.broadcast_to(resets.astype(bool), batch)
+        if reward is None and self.model.previous_reward and not resets.all():
+            raise ValueError(
+                "this agent was trained with previous_reward: give the reward of its last action, "
+                "act(obs, state, reset, reward)"
+            )
+        rewards = np.asarray(0.0 if reward is None else reward)
+        if rewards.dtype.kind not in "biuf" or rewards.shape not in ((), batch):
+            more = f", or {state.batch} of them" if batch else ""
+            raise ValueError(f"reward={reward!r} must be a number{more}")
+        validation.check_finite("reward", rewards)
+        rewards = np.broadcast_to(rewards.astype(np.float32), batch)
+        return state, values.astype(self._dtype), resets, rewards
 
 
 def _numbers(obs: Any, dtype: np.dtype[Any]) -> np.ndarray:

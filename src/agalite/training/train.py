@@ -88,10 +88,7 @@ class Trainer:
         return ActorCritic.make(
             self.env.observation_space(params),
             self.env.action_space(params),
-            memory=c.memory,
-            memory_options=c.memory_options,
-            encoder=c.encoder,
-            hidden_size=c.hidden_size,
+            **c.network_options,
             key=key,
         )
 
@@ -121,6 +118,7 @@ class Trainer:
             act_key,
             num_steps=c.num_steps,
             seq_len=c.sequence_length,
+            bootstrap=c.agent.bootstraps,
         )
         remaining = 1 - state.update / c.updates
         model, opt_state, losses = c.agent.learn(

@@ -53,6 +53,10 @@ class WatchedEpisode(NamedTuple):
         return np.stack([step.sampled for step in self.steps])
 
     @property
+    def rewards(self) -> Float[np.ndarray, " T"]:
+        return np.array([step.reward for step in self.steps], np.float32)
+
+    @property
     def values(self) -> Float[np.ndarray, " T"]:
         return np.array([step.value for step in self.steps])
 
@@ -73,13 +77,19 @@ def play(model: ActorCritic, env: Any, *, seed: int, steps: int, greedy: bool) -
 
 
 def _act_function(model: ActorCritic, *, greedy: bool) -> Any:
-    """act(memory_state, obs, reset, key) -> memory_state, policy, value, sampled, action."""
+    """act(memory_state, obs, previous, reset, key) -> memory_state, policy, value, sampled, action.
+
+    `previous` is the sampled action and the reward of the step before.
+    """
     weights, rest = eqx.partition(prepare_for_inference(model), eqx.is_array)
 
     @jax.jit
-    def act(weights: Any, memory_state: Any, obs: Array, reset: Array, key: Array) -> Any:
+    def act(
+        weights: Any, memory_state: Any, obs: Array, previous: Any, reset: Array, key: Array
+    ) -> Any:
         model: ActorCritic = eqx.combine(weights, rest)
-        memory_state, policy, value = model.step(memory_state, obs, reset)
+        inputs = model.inputs(obs, *previous)
+        memory_state, policy, value = model.step(memory_state, inputs, reset)
         sampled = policy.mode() if greedy else policy.sample(key)
         return memory_state, policy, value, sampled, model.to_env(sampled)
 
@@ -105,14 +115,16 @@ def _play_jax(
     key = jax.random.key(seed)
     obs, env_state, frame = reset(jax.random.fold_in(key, 0))
     memory_state, ending = model.initial_state(), _UNFINISHED
+    previous = model.actor.no_action(()), np.float32(0)
     taken, frames = [], [np.asarray(frame)]
     for t in range(steps):
         act_key, step_key = jax.random.split(jax.random.fold_in(key, t + 1))
         seen = np.asarray(obs)
         memory_state, policy, value, sampled, action = act(
-            memory_state, obs, np.asarray(t == 0), act_key
+            memory_state, obs, previous, np.asarray(t == 0), act_key
         )
         obs, env_state, reward, terminated, truncated, frame = step(step_key, env_state, action)
+        previous = sampled, reward
         taken.append(Step(seen, policy, float(value), np.asarray(sampled), float(reward)))
         frames.append(np.asarray(frame))
         if terminated or truncated:
@@ -128,14 +140,16 @@ def _play_host(
     taken, frames, ending = [], [], _UNFINISHED
     with env.make(1, seed=seed, processes=False, render_mode="rgb_array") as vector:
         obs, memory_state = vector.reset(), model.initial_state()
+        previous = model.actor.no_action(()), np.float32(0)
         frames.append(vector.render())
         for t in range(steps):
             seen = np.asarray(obs[0])
             memory_state, policy, value, sampled, action = act(
-                memory_state, seen, np.asarray(t == 0), jax.random.fold_in(key, t)
+                memory_state, seen, previous, np.asarray(t == 0), jax.random.fold_in(key, t)
             )
             result = vector.step(np.asarray(action)[None])
             obs, reward = result.obs, float(result.reward[0])
+            previous = sampled, np.float32(reward)
             taken.append(Step(seen, policy, float(value), np.asarray(sampled), reward))
             if result.terminated[0] or result.truncated[0]:
                 ending = _ending(result.terminated[0])

@@ -14,7 +14,7 @@ from agalite.training.policy import load
 from agalite.watch.episode import play
 from agalite.watch.gates import inspect_memory
 from agalite.watch.page import episode_record, make_page
-from agalite.watch.saliency import saliency
+from agalite.watch.saliency import episode_inputs, saliency
 
 MAX_STEPS = 1000
 _PAGES, _FILMS = (".html", ".htm"), (".gif", ".mp4")
@@ -99,8 +99,11 @@ def watch_model(
     """
     _check(out, seed, steps)
     episode = play(model, env, seed=seed, steps=steps, greedy=greedy)
-    gradients = saliency(model, episode.obs, episode.sampled)
-    layers = inspect_memory(model.memory, model.encoder.over_time(jnp.asarray(episode.obs)))
+    gradients = saliency(model, episode.obs, episode.sampled, episode.rewards)
+    arrays = (episode.obs, episode.sampled, episode.rewards)
+    inputs = episode_inputs(model, *map(jnp.asarray, arrays))
+    resets = jnp.arange(len(episode.steps)) == 0
+    layers = inspect_memory(model.memory, model.encode(inputs, resets))
     how = "most likely" if greedy else "sampled"
     about: dict[str, Any] = {
         "title": title,

@@ -16,8 +16,22 @@ _OUTLIER = 3.0  # times the next smaller number
 _MAX_OUTLIERS = 3
 
 
+def episode_inputs(
+    model: ActorCritic,
+    obs: Shaped[Array, "T ..."],
+    sampled: Shaped[Array, "T ..."],
+    rewards: Float[Array, " T"],
+) -> Any:
+    """The inputs (T, ...) of `ActorCritic.scan` for an episode: each with the step before it."""
+    actions, previous = (jnp.roll(x, 1, axis=0) for x in (sampled, rewards))
+    return model.inputs(obs, actions, previous)
+
+
 def saliency(
-    model: ActorCritic, obs: Shaped[np.ndarray, "T ..."], sampled: Shaped[np.ndarray, "T ..."]
+    model: ActorCritic,
+    obs: Shaped[np.ndarray, "T ..."],
+    sampled: Shaped[np.ndarray, "T ..."],
+    rewards: Float[np.ndarray, " T"],
 ) -> Float[np.ndarray, "T T"]:
     """The norm of the gradient of each step's output with respect to each observation.
 
@@ -30,6 +44,7 @@ def saliency(
     - `model`: the agent.
     - `obs`: (T, ...), from the first of an episode.
     - `sampled`: (T, ...), the actions as the policy drew them.
+    - `rewards`: (T,), for the actions.
 
     **Returns:**
 
@@ -40,18 +55,23 @@ def saliency(
         width = encoder.output_size
         obs = np.eye(width, dtype=np.float32)[np.asarray(obs).astype(int)]
         model = eqx.tree_at(lambda m: m.encoder, model, VectorEncoder((width,)))
-    return np.asarray(_gradients(model, jnp.asarray(obs, jnp.float32), jnp.asarray(sampled)))
+    arrays = jnp.asarray(obs, jnp.float32), jnp.asarray(sampled), jnp.asarray(rewards)
+    return np.asarray(_gradients(model, *arrays))
 
 
 @eqx.filter_jit
 def _gradients(
-    model: ActorCritic, obs: Float[Array, "T ..."], sampled: Shaped[Array, "T ..."]
+    model: ActorCritic,
+    obs: Float[Array, "T ..."],
+    sampled: Shaped[Array, "T ..."],
+    rewards: Float[Array, " T"],
 ) -> Float[Array, "T T"]:
     steps = obs.shape[0]
     resets = jnp.zeros(steps, bool).at[0].set(True)
 
     def outputs(obs: Array) -> Float[Array, " T"]:
-        _, policy, _ = model.scan(model.initial_state(), obs, resets)
+        inputs = episode_inputs(model, obs, sampled, rewards)
+        _, policy, _ = model.scan(model.initial_state(), inputs, resets)
         return chosen_logit(policy, sampled)
 
     _, vjp = jax.vjp(outputs, obs)

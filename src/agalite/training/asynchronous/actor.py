@@ -163,6 +163,7 @@ class _Collector:
     ) -> None:
         self.group = group
         self._num_steps, self._seq_len = config.num_steps, config.sequence_length
+        self._bootstraps = config.agent.bootstraps
         self._network, self._parameters, self._key = network, parameters, key
         self._version, weights = parameters.latest
         self._prepared = network.prepare(weights)
@@ -175,7 +176,7 @@ class _Collector:
         return len(self._buffer.env_steps) == self._num_steps
 
     def reset(self) -> None:
-        self._obs = _to_float32(self.group.reset())
+        self._obs = self._network.inputs(_to_float32(self.group.reset()))
         self._resets = np.ones(self.group.num_envs, bool)
 
     def act(self) -> None:
@@ -195,7 +196,7 @@ class _Collector:
         )
         self._act_count += 1
         self._memory_state = step.memory_state
-        self._env_actions = np.asarray(step.env_actions)
+        self._actions, self._env_actions = step.actions, np.asarray(step.env_actions)
         buffer.policy_steps.append(
             (self._obs, self._resets, step.actions, step.log_probs, step.values)
         )
@@ -209,17 +210,19 @@ class _Collector:
         step = self.group.receive()
         ends = step.terminated | step.truncated
         final_values = np.zeros(self.group.num_envs, np.float32)
-        if step.truncated.any():
+        if step.truncated.any() and self._bootstraps:
             no_resets = np.zeros(self.group.num_envs, bool)
+            final_obs = self._network.inputs(
+                _to_float32(step.final_obs), self._actions, step.rewards
+            )
             values = np.asarray(
-                self._network.value(
-                    self._prepared, self._memory_state, _to_float32(step.final_obs), no_resets
-                )
+                self._network.value(self._prepared, self._memory_state, final_obs, no_resets)
             )
             final_values[step.truncated] = values[step.truncated]
         self._buffer.env_steps.append((step.rewards, ends, final_values))
         self._buffer.count_episodes(step.metrics, ends, step.restarted)
-        self._obs, self._resets = _to_float32(step.obs), ends
+        self._obs = self._network.inputs(_to_float32(step.obs), self._actions, step.rewards)
+        self._resets = ends
 
     def start_next_rollout(self) -> Callable[[], tuple[RolloutBuffer, np.ndarray]]:
         """Begin an empty buffer.

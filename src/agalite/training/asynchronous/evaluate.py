@@ -82,10 +82,14 @@ def evaluate(
     with env.make(count, seed=seed, processes=env.config.processes) as envs:
         memory_state = model.initial_state(count)
         obs, resets, key, t = envs.reset(), np.ones(count, bool), jax.random.key(seed), 0
+        previous = model.actor.no_action((count,)), np.zeros(count, np.float32)
         while (played < episodes_per_env).any():
-            memory_state, actions = act(memory_state, obs, resets, jax.random.fold_in(key, t))
+            memory_state, sampled, actions = act(
+                memory_state, obs, previous, resets, jax.random.fold_in(key, t)
+            )
             step = envs.step(np.asarray(actions))
             resets, obs, t = step.terminated | step.truncated, step.obs, t + 1
+            previous = sampled, np.asarray(step.reward, np.float32)
             success = step.info.get("success", np.full(count, np.nan))
             row = [step.info["episode_return"], step.info["episode_length"], success]
             # An environment that has played its episodes continues, and its results are dropped.
@@ -104,10 +108,14 @@ def film(model: ActorCritic, env: HostEnv, out: Path, *, seed: int, greedy: bool
     key, frames, total = jax.random.key(seed), [], 0.0
     with env.make(1, seed=seed, processes=False, render_mode="rgb_array") as envs:
         memory_state, obs, resets = model.initial_state(1), envs.reset(), np.ones(1, bool)
+        previous = model.actor.no_action((1,)), np.zeros(1, np.float32)
         frames.append(envs.render())
         for t in range(rendering.MAX_STEPS):
-            memory_state, actions = act(memory_state, obs, resets, jax.random.fold_in(key, t))
+            memory_state, sampled, actions = act(
+                memory_state, obs, previous, resets, jax.random.fold_in(key, t)
+            )
             step = envs.step(np.asarray(actions))
+            previous = sampled, np.asarray(step.reward, np.float32)
             obs, resets = step.obs, step.terminated | step.truncated
             total += float(step.reward[0])
             if resets[0]:  # the next frame would be of the next episode
@@ -118,15 +126,21 @@ def film(model: ActorCritic, env: HostEnv, out: Path, *, seed: int, greedy: bool
 
 
 def _compile_act(model: ActorCritic, *, greedy: bool) -> Any:
-    """A compiled function from memory state, observations, resets and key to state and actions."""
+    """act(memory_state, obs, previous, resets, key) -> memory_state, sampled, env_actions.
+
+    `previous` are the sampled actions and the rewards of the step before.
+    """
     weights, static = eqx.partition(model, eqx.is_array)
 
     @jax.jit
-    def act(weights: Any, memory_state: Any, obs: Array, resets: Array, key: Array) -> Any:
+    def act(
+        weights: Any, memory_state: Any, obs: Array, previous: Any, resets: Array, key: Array
+    ) -> Any:
         model = eqx.combine(weights, static)
         keys = jax.random.split(key, resets.shape[0])
-        memory_state, policy, _ = jax.vmap(model.step)(memory_state, obs, resets)
+        inputs = model.inputs(obs, *previous)
+        memory_state, policy, _ = jax.vmap(model.step)(memory_state, inputs, resets)
         actions = jax.vmap(lambda p, k: p.mode() if greedy else p.sample(k))(policy, keys)
-        return memory_state, jax.vmap(model.to_env)(actions)
+        return memory_state, actions, jax.vmap(model.to_env)(actions)
 
     return lambda *args: act(weights, *args)

@@ -60,16 +60,17 @@ class Network:
         c = self._config
         return ActorCritic.make(
             *self._spaces,
-            memory=c.memory,
-            memory_options=c.memory_options,
-            encoder=c.encoder,
-            hidden_size=c.hidden_size,
+            **c.network_options,
             key=key,
         )
 
     def model(self, weights: Any) -> ActorCritic:
         """The actor-critic with these arrays as its weights."""
         return eqx.combine(weights, self._static)
+
+    def inputs(self, obs: Any, actions: Any = None, rewards: Any = None) -> Any:
+        """See `ActorCritic.inputs`."""
+        return self._static.inputs(obs, actions, rewards)
 
     def initial_state(self, weights: Any, num_envs: int) -> Any:
         """The memory state (B, ...) before the first observation of an episode."""
@@ -91,7 +92,7 @@ class Network:
         self,
         prepared: list[Array],
         memory_state: Any,
-        obs: Shaped[Array, "B ..."],
+        obs: PyTree[Shaped[Array, "B ..."]],
         resets: Bool[Array, " B"],
         key: PRNGKeyArray,
         count: UInt32[Array, ""],
@@ -110,7 +111,7 @@ class Network:
         self,
         prepared: list[Array],
         memory_state: Any,
-        obs: Shaped[Array, "B ..."],
+        obs: PyTree[Shaped[Array, "B ..."]],
         resets: Bool[Array, " B"],
     ) -> Float[Array, " B"]:
         """The critic's values of observations, without advancing the memory."""

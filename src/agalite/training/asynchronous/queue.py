@@ -100,15 +100,11 @@ class RolloutBuffer:
         )
         versions = np.array(self.versions)
 
-        def of_env(x: np.ndarray, b: Any) -> Any:
-            return np.ascontiguousarray(x[:, b])
+        def of_env(tree: Any, b: Any) -> Any:
+            return jax.tree.map(lambda x: np.ascontiguousarray(x[:, b]), tree)
 
         return [
-            Trajectory(
-                Rollout(*(of_env(x, b) for x in columns)),
-                jax.tree.map(lambda x, b=b: of_env(x, b), states),
-                versions,
-            )
+            Trajectory(Rollout(*of_env(columns, b)), of_env(states, b), versions)
             for b in np.flatnonzero(~self._failed)
         ]
 
@@ -135,9 +131,9 @@ def episode_mean(episodes: EpisodeSums, name: str) -> float:
     return total / count if count else float("nan")
 
 
-def _stack_steps(rows: list[tuple[Any, ...]]) -> list[np.ndarray]:
-    """T tuples of arrays (...) as a list of arrays (T, ...)."""
-    return [np.stack([np.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
+def _stack_steps(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """T tuples of arrays (...), or of trees of them, as a tuple of arrays (T, ...)."""
+    return jax.tree.map(lambda *column: np.stack([np.asarray(x) for x in column]), *rows)
 
 
 class Weights(NamedTuple):

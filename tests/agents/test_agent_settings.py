@@ -1,0 +1,145 @@
+"""The settings of the learning rules: epsilon, time limits, scales, schedules, V-trace."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agalite.agents import rollout
+from agalite.agents.a2c import A2C
+from agalite.agents.appo import APPO
+from agalite.agents.base import make_batch
+from agalite.agents.ppo import PPO
+from agalite.envs.registry import make
+from agalite.envs.vector import VectorEnv
+from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.normalisation import RunningStatistics
+
+
+def learn(agent, model, data, initial_states, remaining=1.0):
+    optimizer = agent.make_optimizer(10)
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    args = (data, initial_states, 12, jax.random.key(0), jnp.float32(remaining))
+    model, _, metrics = eqx.filter_jit(agent.learn)(model, optimizer, opt_state, *args)
+    return jax.tree.leaves(eqx.filter(model, eqx.is_array)), metrics
+
+
+def test_a_large_adam_epsilon_stops_small_gradients():
+    gradient = {"w": jnp.array([1e-7])}
+    moved = {}
+    for eps in (1e-8, 1e-5):
+        optimizer = A2C(learning_rate=1.0, adam_eps=eps).make_optimizer(10)
+        updates, _ = optimizer.update(gradient, optimizer.init(gradient))
+        moved[eps] = abs(float(updates["w"][0]))
+    np.testing.assert_allclose([moved[1e-8], moved[1e-5]], [1 / 1.1, 1 / 101], rtol=1e-3)
+
+
+def test_a_time_limit_bootstraps_or_terminates():
+    env = make("tmaze", corridor=3, max_steps=4)
+    envs = VectorEnv(env, 2)
+    model = ActorCritic.make(
+        env.observation_space(env.default_params),
+        env.action_space(env.default_params),
+        memory="gru",
+        memory_options={"d_model": 6, "hidden_size": 7},
+        previous_action=True,
+        previous_reward=True,
+        key=jax.random.key(0),
+    )
+
+    def collect(bootstrap):
+        state = rollout.init(model, envs, jax.random.key(1))
+        run = eqx.filter_jit(rollout.collect_rollout)
+        options = {"num_steps": 8, "seq_len": 8, "bootstrap": bootstrap}
+        return run(model, envs, state, jax.random.key(2), **options)[1]
+
+    given, ended = collect(True), collect(False)
+    np.testing.assert_array_equal(given.actions, ended.actions)
+    at_limit = given.ends & (given.next_values != 0)
+    assert at_limit.any()
+    assert (ended.next_values[ended.ends] == 0).all()
+    np.testing.assert_array_equal(given.next_values[~given.ends], ended.next_values[~given.ends])
+    # What the memory read before a step is what the step before it did.
+    np.testing.assert_array_equal(given.obs.previous_action[1:], given.actions[:-1])
+    np.testing.assert_array_equal(given.obs.previous_reward[1:], given.rewards[:-1])
+    assert A2C().bootstraps
+    assert not A2C(time_limit="terminate").bootstraps
+    with pytest.raises(ValueError, match="time_limit='stop' is unknown"):
+        A2C(time_limit="stop")
+
+
+def test_reward_scale_multiplies_what_is_learned_from(collected):
+    model, _, _, data, initial_states, _ = collected("gru")
+    scaled, _ = learn(A2C(reward_scale=3.0), model, data, initial_states)
+    data = data._replace(rewards=3 * data.rewards)
+    same, _ = learn(A2C(), model, data, initial_states)
+    for a, b in zip(scaled, same, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_the_clip_range_is_annealed(collected):
+    model, _, _, data, initial_states, _ = collected("gru")
+    batch = make_batch(data, initial_states, data.values, 12)
+    far = batch._replace(log_probs=batch.log_probs - 0.15)  # a ratio of 1.16
+    agent = PPO(clip_coef=0.2, anneal_clip_coef=True)
+
+    @jax.jit
+    def clipped(remaining):
+        clip_coef = agent._clip_range(remaining)
+        return agent.loss(model, far, jnp.zeros(()), clip_coef)[1]["losses/clipfrac"]
+
+    assert float(clipped(jnp.float32(1.0))) == 0
+    assert float(clipped(jnp.float32(0.5))) == 1
+    assert PPO(clip_coef=0.2)._clip_range(jnp.float32(0.5)) == 0.2
+
+
+def test_no_more_epochs_beyond_the_target_kl(collected):
+    model, _, _, data, initial_states, _ = collected("gru")
+    agent = PPO(update_epochs=4, num_minibatches=1, learning_rate=1e-2, target_kl=1e-9)
+    stopped, metrics = learn(agent, model, data, initial_states)
+    # The ratio is 1 in the first epoch and no longer in the second, which is the last.
+    two, _ = learn(
+        dataclasses.replace(agent, update_epochs=2, target_kl=None), model, data, initial_states
+    )
+    assert float(metrics["losses/epochs"]) == 2
+    for a, b in zip(stopped, two, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    _, metrics = learn(dataclasses.replace(agent, target_kl=1e9), model, data, initial_states)
+    assert float(metrics["losses/epochs"]) == 4
+
+
+@pytest.mark.parametrize("agent", [A2C(norm_return=True), PPO(norm_return=True, norm_adv=False)])
+def test_with_normalised_returns_the_scale_of_rewards_does_not_matter(agent, collected):
+    """Both losses are those of rewards, values and statistics that are all ten times smaller."""
+    model, _, _, data, initial_states, _ = collected("gru")
+
+    def scaled(factor):
+        returns = RunningStatistics(()).update(factor * jnp.linspace(-1, 1, 9))
+        with_statistics = eqx.tree_at(
+            lambda m: m.return_statistics, model, returns, is_leaf=lambda x: x is None
+        )
+        batch = make_batch(data, initial_states, factor * data.values, 12)
+        batch = batch._replace(values=factor * batch.values)
+        batch = batch._replace(targets=batch.advantages + batch.values)
+        extra = (0.2,) if isinstance(agent, PPO) else ()
+        return jax.jit(lambda: agent.loss(with_statistics, batch, jnp.zeros(()), *extra)[1])()
+
+    once, tenfold = scaled(1.0), scaled(10.0)
+    for name in ("losses/policy_loss", "losses/value_loss"):
+        np.testing.assert_allclose(once[name], tenfold[name], rtol=1e-4, err_msg=name)
+
+
+def test_without_vtrace_targets_are_those_of_gae(collected):
+    model, _, _, data, initial_states, _ = collected("gru")
+    # A policy that acted differently: V-trace would weigh its steps, GAE does not.
+    old = data._replace(log_probs=data.log_probs + 1.0)
+    settings = {"update_epochs": 2, "num_minibatches": 2, "clip_coef": 0.1, "vf_clip_coef": 1.0}
+    gae, _ = learn(PPO(**settings, ent_coef=3e-3), model, old, initial_states)
+    without, _ = learn(
+        APPO(**settings, vtrace=False, max_grad_norm=4.0), model, old, initial_states
+    )
+    for a, b in zip(gae, without, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
