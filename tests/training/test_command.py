@@ -63,7 +63,7 @@ def test_gymnasium_environments_have_other_options():
 
 
 def test_an_import_becomes_part_of_the_environments_name():
-    _, config = parse("gym:Diary-v0 --import host_envs --memory gru".split(), PROG)
+    _, config = parse(["gym:Diary-v0", "--import", "host_envs", "--memory", "gru"], PROG)
     assert config.env == "gym:host_envs:Diary-v0"
 
 
