@@ -163,7 +163,7 @@ def uniform_policy(history: History, facts: Facts) -> str | None:
     )
     if len(entropy) < MIN_ROWS or entropy.min() < UNIFORM * facts.max_entropy:
         return None
-    if len(returns) < MIN_ROWS or improves(returns) or (success >= SOLVED).any():
+    if not stands_still(returns, success):
         return None
     if len(success) and not success.any():
         seen = f"no episode of the last {_window_steps(WINDOW, facts):,} steps succeeded"
@@ -248,7 +248,7 @@ def dominating_value_loss(history: History, facts: Facts) -> str | None:
     before, after = np.array_split(value, 2)
     if after.mean() < FALLING * before.mean():
         return None
-    if len(returns) < MIN_ROWS or improves(returns) or (success >= SOLVED).any():
+    if not stands_still(returns, success):
         return None
     return (
         f"the value loss decides the gradient: times --vf-coef {facts.vf_coef:g} it is "
@@ -260,15 +260,21 @@ def dominating_value_loss(history: History, facts: Facts) -> str | None:
 
 def frozen_gates(history: History, facts: Facts, below: BelowEpsilon) -> str | None:
     """Adam's epsilon is larger than the gates' gradients: they keep their first time constants."""
-    returns, success = (history.last(name, WINDOW, facts.total_steps) for name in (RETURN, SUCCESS))
-    if below.gates < GATES_BELOW or below.rest > REST_BELOW:
+    if not _stands_still_now(history, facts):
         return None
-    if len(returns) < MIN_ROWS or improves(returns) or (success >= SOLVED).any():
+    if below.gates < GATES_BELOW or below.rest > REST_BELOW:
         return None
     return (
         f"the memory's gates hardly learn: Adam's epsilon {facts.adam_eps:g} is larger than the "
         f"gradients of {below.gates:.0%} of their parameters (of the others: {below.rest:.0%}): "
         "try --adam-eps 1e-8"
+    )
+
+
+def _stands_still_now(history: History, facts: Facts) -> bool:
+    return stands_still(
+        history.last(RETURN, WINDOW, facts.total_steps),
+        history.last(SUCCESS, WINDOW, facts.total_steps),
     )
 
 
@@ -295,6 +301,11 @@ def improves(values: Float[np.ndarray, " N"]) -> bool:
     before, after = np.array_split(values, 2)
     error = math.sqrt(before.var() / len(before) + after.var() / len(after))
     return bool(after.mean() - before.mean() > 2 * error)
+
+
+def stands_still(returns: Float[np.ndarray, " N"], success: Float[np.ndarray, " M"]) -> bool:
+    """Whether a run is known to get no better, and has not solved its task."""
+    return len(returns) >= MIN_ROWS and not improves(returns) and not (success >= SOLVED).any()
 
 
 def returns_at(values: Float[np.ndarray, " N"], width: int) -> tuple[float, float, float]:
@@ -433,8 +444,9 @@ class Diagnostics:
     def _find(self, kind: str, opt_state: Any) -> str | None:
         """The sentence of the first seed that has this mark."""
         if kind == FROZEN_GATES:
-            full = self._histories[0].step >= _window_steps(WINDOW, self._facts)
-            found = below_epsilon(opt_state, self._facts.adam_eps) if full else []
+            # All parameters are read only if it matters.
+            needed = any(_stands_still_now(history, self._facts) for history in self._histories)
+            found = below_epsilon(opt_state, self._facts.adam_eps) if needed else []
             sentences = [
                 frozen_gates(history, self._facts, below)
                 for history, below in zip(self._histories, found, strict=False)
