@@ -4,8 +4,9 @@
 function of `MARKS`. A mark returns a sentence, or None. The sentence is shown on stderr and written
 to run.log as a warning, each kind once in a run, however often the run is resumed.
 
-All thresholds are the constants below. They were chosen on the runs in `results/training`, so that
-runs which learn cause no warning. A mark needs every row of its window to agree, and says nothing
+All thresholds are the constants below, compared with the runs in `results/training`. A warning says
+what was seen, not that a run cannot recover: `tmaze40-published` there has a uniform policy for a
+third of its steps and then learns. A mark needs every row of its window to agree, and says nothing
 where it knows too little: too few rows, no episode that ended, a metric that is not logged.
 """
 
