@@ -71,12 +71,15 @@ class EnvsShow:
     """Frames per second; the environment's own speed if not given."""
     set: tuple[str, ...] = ()
     """Options of the environment, for example: --set corridor=20."""
+    package: Annotated[str | None, tyro.conf.arg(name="import", metavar="PACKAGE")] = None
+    """Package to import before the environment is made, as in `train`."""
 
     def run(self) -> None:
         from agalite.envs import command as show
+        from agalite.envs.registry import with_import
 
         show.show(
-            self.name,
+            with_import(self.name, self.package),
             out=self.out,
             seed=self.seed,
             steps=self.steps,
@@ -287,6 +290,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "agalite train masked-cartpole --memory gru --algorithm ppo --seeds 4 --out runs/cartpole",
         "agalite train tmaze --memory gtrxl --model.memory 128 --preset paper",
         "agalite train gym:CartPole-v1 --memory agalite",
+        "agalite train gym:MyEnv-v0 --import my_package    # the same as gym:my_package:MyEnv-v0",
         "agalite train mystery-path-grid --memory gtrxl --help    # the options of that choice",
     ),
     "agalite resume": ("agalite resume runs/NAME",),

@@ -420,9 +420,11 @@ def test_unsupported_spaces_are_named(observation, action, message) -> None:
         (
             ("no_such_module:Env-v0", 2),
             {},
-            r"module of 'no_such_module:Env-v0' cannot be imported \(No module .*PYTHONPATH=\.",
+            r"the package 'no_such_module' of .* cannot be imported \(No module .*PYTHONPATH=\.",
         ),
-        (("a:b:c", 2), {}, r"the module of 'a:b:c' cannot be imported"),
+        (("a:b:c", 2), {}, r"the package 'a:b' of 'a:b:c' cannot be imported"),
+        (("Pong-v9", 2), {}, r"gym:PACKAGE:Pong-v9 imports it first, .* --import PACKAGE"),
+        (("math:CartPol-v1", 2), {}, r"CartPole-v1.*math was imported and does not register it"),
         (("", 2), {}, r"unknown Gymnasium environment ''"),
         ((3, 2), {}, r"env=3 must be a Gymnasium id or a function"),
         (("CartPole-v1", 0), {}, r"num_envs=0 must be a whole number >= 1"),

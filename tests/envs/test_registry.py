@@ -10,6 +10,7 @@ from PIL import Image
 
 from agalite.cli import main
 from agalite.envs import ENVIRONMENTS, command, make, rendering
+from agalite.envs.registry import with_import
 
 
 def test_options_reach_the_environment():
@@ -44,6 +45,53 @@ def test_any_gymnasium_environment_comes_in():
         assert obs.shape == (3, 4)
         step = vector.step(np.zeros(3, int))
         assert step.reward.shape == (3,)
+
+
+PACKAGE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+gymnasium.register("Shy-v0", CartPoleEnv)
+"""
+
+
+def test_an_id_that_its_package_registers(tmp_path, monkeypatch):
+    (tmp_path / "shy_package.py").write_text(PACKAGE)
+    (tmp_path / "broken_package.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"gym:PACKAGE:Shy-v0 imports it first"):
+        make("gym:Shy-v0")
+    message = r"'broken_package' of .* cannot be imported \(ZeroDivisionError: division by zero\)"
+    with pytest.raises(ValueError, match=message):
+        make(with_import("gym:Shy-v0", "broken_package"))
+    with make(with_import("gym:Shy-v0", "shy_package")) as vector:
+        assert vector.reset().shape == (1, 4)
+    with pytest.raises(ValueError, match=r"close to it: Shy-v0"):
+        make("gym:shy_package:Shi-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "expected"),
+    [
+        ("tmaze", None, "tmaze"),
+        ("gym:A/B-v0", "some.module", "gym:some.module:A/B-v0"),
+        ("gym:some:B-v0", "some", "gym:some:B-v0"),
+    ],
+)
+def test_an_import_becomes_part_of_the_name(name, package, expected):
+    assert with_import(name, package) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "message"),
+    [
+        ("tmaze", "some", "--import some is for environments of Gymnasium, gym:<id>; .*'tmaze'"),
+        ("gym:other:B-v0", "some", "'gym:other:B-v0' already says to import other"),
+        ("gym:B-v0", "", "must be the name of a package"),
+    ],
+)
+def test_an_import_that_makes_no_sense_is_explained(name, package, message):
+    with pytest.raises(ValueError, match=message):
+        with_import(name, package)
 
 
 def test_what_is_not_installed_says_what_to_install(monkeypatch, capsys):
@@ -111,6 +159,7 @@ def test_the_picture_is_the_same_for_the_same_seed(tmp_path):
         (["tmaze", "--out", "x.gif", "--set", "corridor=1000"], "corridor=1000"),
         (["tmaze", "--out", "x.gif", "--steps", "0"], "steps=0 must be a whole number >= 1"),
         (["tmaze", "--out", "x.gif", "--fps", "0"], "fps=0.0 must be above 0"),
+        (["gym:B-v0", "--import", "no_such", "--out", "x.gif"], "the package 'no_such' of"),
     ],
 )
 def test_a_picture_that_cannot_be_made_is_explained(arguments, message, capsys):

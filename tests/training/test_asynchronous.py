@@ -17,6 +17,7 @@ from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.cli import main
 from agalite.system import Stopped
+from agalite.training import diagnostics
 from agalite.training.asynchronous.learner import Learner
 from agalite.training.asynchronous.worker import TooManyFaults
 from agalite.training.checkpoint import Checkpoints
@@ -54,8 +55,11 @@ def weights_of(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that has ended."""
-    return train(config(), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+    """A run that has ended. All of its gradients count as clipped too far."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diagnostics, "WINDOW", (0.125, 1))
+        patch.setattr(diagnostics, "CLIPPED", 0.0)
+        return train(config(), tmp_path_factory.mktemp("runs") / "run", quiet=True)
 
 
 def test_a_run_has_metrics_and_files(finished):
@@ -74,6 +78,10 @@ def test_a_run_has_metrics_and_files(finished):
         "summary.json",
         "run.log",
     }
+
+
+def test_a_failing_run_is_warned_of_once(finished):
+    assert log_of(finished.folder).count("warning (clipped gradients):") == 1
 
 
 def test_a_trained_agent_is_loaded_and_evaluated(finished):

@@ -62,6 +62,11 @@ def test_gymnasium_environments_have_other_options():
     assert config.env_options == {"max_episode_steps": 50}
 
 
+def test_an_import_becomes_part_of_the_environments_name():
+    _, config = parse(["gym:Diary-v0", "--import", "host_envs", "--memory", "gru"], PROG)
+    assert config.env == "gym:host_envs:Diary-v0"
+
+
 @pytest.mark.parametrize("preset", ["tuned", "paper"])
 def test_the_python_api_makes_the_same_configuration(preset):
     settings = {
@@ -83,6 +88,7 @@ def test_the_python_api_makes_the_same_configuration(preset):
         ("--corridor 5 tmaze", "name the environment before its options"),
         ("tmaze masked-cartpole", "tmaze and masked-cartpole: one environment at a time"),
         ("gym:CartPole-v1 --seeds 2", "seeds: gym:CartPole-v1 is stepped outside JAX"),
+        ("tmaze --import some", "--import some is for environments of Gymnasium"),
         ("nowhere", "env='nowhere' is unknown; choose one of: tmaze"),
         ("tmaze --memory x", "memory='x' is unknown"),
         ("tmaze --preset best", "preset='best' is unknown"),

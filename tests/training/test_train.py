@@ -1,5 +1,6 @@
 """Training: seeds, devices, a run's folder, stopping and resuming, configurations."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from agalite.agents.a2c import A2C
 from agalite.agents.ppo import PPO
 from agalite.cli import main
+from agalite.training import diagnostics
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import TrainConfig, config_from_dict
 from agalite.training.evaluate import evaluate
@@ -133,10 +135,20 @@ def wait_for_checkpoint(folder, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that was never interrupted."""
+    """A run that was never interrupted. All of its gradients count as clipped too far."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert main(["train", *COMMAND, "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch, open(folder.parent / "stderr", "w") as shown:
+        patch.setattr(diagnostics, "WINDOW", (0.125, 1))
+        patch.setattr(diagnostics, "CLIPPED", 0.0)
+        with contextlib.redirect_stderr(shown):
+            assert main(["train", *COMMAND, "--out", str(folder)]) == 0
     return folder
+
+
+def test_a_failing_run_is_warned_of_once(whole):
+    warning = "the gradients are clipped"
+    assert (whole.parent / "stderr").read_text().count(f"warning: {warning}") == 1
+    assert (whole / "run.log").read_text().count(f"warning (clipped gradients): {warning}") == 1
 
 
 def test_a_run_leaves_its_files(whole):

@@ -47,6 +47,7 @@ def show_table() -> None:
             console.print(Text(f"{name} needs: {spec.install_hint}"), soft_wrap=True)
     console.print(
         "gym:<id> is any Gymnasium environment, for example gym:CartPole-v1.\n"
+        "gym:<package>:<id> imports the package that registers it first.\n"
         "agalite envs show NAME --out episode.gif makes a picture of one.",
         highlight=False,
         soft_wrap=True,

@@ -130,7 +130,8 @@ def make(name: str, **options: Any) -> "JaxEnvironment[Any, Any] | GymnasiumVect
 
     **Arguments:**
 
-    - `name`: one of `ENVIRONMENTS`, or `"gym:<id>"` for any Gymnasium environment.
+    - `name`: one of `ENVIRONMENTS`, or `"gym:<id>"` for any Gymnasium environment;
+      `"gym:<package>:<id>"` imports the package that registers it first.
     - `options`: those of the environment's class. Environments that run on the host
       (`"gym:<id>"` and `memory-maze-*`) also take `num_envs` (default 1), `seed` (0),
       `asynchronous` (False), `timeout` (None), and what `gymnasium.make` takes: see
@@ -162,6 +163,33 @@ def on_host(name: str) -> bool:
     if name.startswith(GYMNASIUM):
         return True
     return name in ENVIRONMENTS and ENVIRONMENTS[name].on_host
+
+
+def with_import(name: str, package: str | None) -> str:
+    """The name of an environment whose package is imported first: `--import` of the commands.
+
+    The package becomes part of the name, "gym:<package>:<id>". So it is known wherever the name
+    is: in a run's configuration, and with it when the run is resumed, evaluated or loaded, and in
+    worker processes and Ray actors.
+
+    **Arguments:**
+
+    - `name`: of the environment.
+    - `package`: what registers it with Gymnasium when imported; None changes nothing.
+    """
+    if package is None:
+        return name
+    if not name.startswith(GYMNASIUM):
+        raise ValueError(
+            f"--import {package} is for environments of Gymnasium, gym:<id>; this one is {name!r}"
+        )
+    env_id = name.removeprefix(GYMNASIUM)
+    stated, _, rest = env_id.rpartition(":")
+    if stated not in ("", package):
+        raise ValueError(f"--import {package}: {name!r} already says to import {stated}")
+    if not package or ":" in package:
+        raise ValueError(f"--import {package!r} must be the name of a package")
+    return f"{GYMNASIUM}{package}:{rest}"
 
 
 def known_options(env_class: type[Any], hidden: Iterable[str] = ()) -> list[str] | None:

@@ -17,7 +17,7 @@ import tyro
 
 from agalite import validation
 from agalite.envs.command import parse_options
-from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
+from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host, with_import
 from agalite.memory.registry import MODELS
 from agalite.training.config import AGENTS, HostConfig, HostSettings, Settings, TrainConfig
 from agalite.training.presets import PRESETS, preset
@@ -26,6 +26,7 @@ _FLAT = tyro.conf.arg(name="")  # options without a prefix
 _ENV = tyro.conf.arg(
     metavar="ENV", help="Environment: a name that `agalite envs` lists, or gym:<id>."
 )
+_IMPORT = tyro.conf.arg(name="import", metavar="PACKAGE")  # a field cannot be named import
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Choices:
     ray: str | None = None
     """Address of a Ray cluster for the actors (Gymnasium environments only); auto finds one, or
     starts one here."""
+    package: Annotated[str | None, _IMPORT] = None
+    """Package to import before the environment is made, because it registers gym:<id>; the same
+    as gym:PACKAGE:<id>."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +100,8 @@ def parse_choices(words: Sequence[str], prog: str) -> Parsed:
         )
     if len(found.envs) > 1:
         raise ValueError(f"{' and '.join(found.envs)}: one environment at a time")
+    if env:
+        env = with_import(env, choices.package)
     if env and env not in ENVIRONMENTS and not on_host(env):
         raise ValueError(
             f"env={env!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"

@@ -5,7 +5,8 @@
    `agents/ppo.py`).
 3. `Trainer.advance`: a number of updates as one compiled program; returns the mean metrics.
 4. `train` and `resume`: a new run, or one from its newest checkpoint.
-5. `_train_loop`: advance, log, checkpoint, until the run has ended or is asked to stop.
+5. `_train_loop`: advance, log, warn (`diagnostics.py`), checkpoint, until the run has ended or is
+   asked to stop.
 
 All seeds of a run are trained by one program (`seeds.py`). Runs in Gymnasium environments are
 handed to `asynchronous/train.py`.
@@ -36,6 +37,7 @@ from agalite.system import Stopped
 from agalite.training.asynchronous import train as asynchronous
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig, TrainConfig
+from agalite.training.diagnostics import Diagnostics
 from agalite.training.logging import MetricsWriter, ProgressBar, check_wandb, enable_wandb
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
@@ -290,6 +292,8 @@ def _train_loop(
         ProgressBar(total * steps_per_update, done * steps_per_update, quiet=quiet) as bar,
         stop_signals() as received,
     ):
+        action_space = trainer.env.action_space(trainer.env.default_params)
+        diagnostics = Diagnostics(run, config, action_space, quiet=quiet)
         while done < total:
             # To the next multiple of the log interval: a resumed run logs at the same steps.
             updates = min(log_every - done % log_every, total - done)
@@ -304,6 +308,7 @@ def _train_loop(
             check_losses(run, rows, step, checkpoints)
             metrics.write(step, [{**row, "charts/SPS": steps_per_second} for row in rows])
             bar.update(step, steps_per_second, mean_over_seeds(rows))
+            diagnostics.add(step, rows, state.opt_state)
             due = done // save_every > (done - updates) // save_every
             if due or done == total or received:
                 checkpoints.save(step, state, mean_over_seeds(rows).get(RETURN))

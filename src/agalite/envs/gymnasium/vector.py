@@ -64,7 +64,7 @@ def from_gymnasium(
 
     **Arguments:**
 
-    - `env`: a registered id ("CartPole-v1", or "module:ID-v0" to import the module first), or a
+    - `env`: a registered id ("CartPole-v1", or "package:ID-v0" to import the package first), or a
       function that makes one environment.
     - `num_envs`: how many copies, B.
     - `seed`: environment i is seeded with `seeds(seed, num_envs)[i]` at the first reset.
@@ -346,23 +346,35 @@ def _make_first(make: Callable[[], gym.Env], name: str) -> gym.Env:
 
 def _find(env_id: str) -> EnvSpec:
     """The row of Gymnasium's registry. It is sent to workers, whose own registry may lack it."""
-    module, _, name = env_id.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise ValueError(
-            f"the module of {env_id!r} cannot be imported ({error}); install it, or put the folder "
-            f"it is in on PYTHONPATH: PYTHONPATH=. for this one"
-        ) from error
+    package, _, name = env_id.rpartition(":")
+    if package:
+        _import_package(package, env_id)
     try:
         return gym.spec(name)
     except (gym.error.Error, ImportError, ValueError) as error:
         known = {key.lower(): key for key in gym.registry}
-        close = difflib.get_close_matches(name.lower(), known, n=3)
-        hint = ", ".join(known[key] for key in close) or "gymnasium.pprint_registry() lists all"
+        close = [known[key] for key in difflib.get_close_matches(name.lower(), known, n=3)]
+        hint = ", ".join(close) or "gymnasium.pprint_registry() lists all"
+        if package:
+            where = f"{package} was imported and does not register it"
+        else:
+            where = (
+                f"if a package registers it, name the package: gym:PACKAGE:{name} imports it "
+                "first, and so does the option --import PACKAGE"
+            )
         raise ValueError(
-            f"unknown Gymnasium environment {env_id!r}; close to it: {hint} ({error})"
+            f"unknown Gymnasium environment {env_id!r}; close to it: {hint}; {where} ({error})"
+        ) from error
+
+
+def _import_package(package: str, env_id: str) -> None:
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # an import runs the package's own code, which may raise anything
+        what = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"the package {package!r} of {env_id!r} cannot be imported ({what}); install it, or "
+            "put the folder it is in on PYTHONPATH: PYTHONPATH=. for this one"
         ) from error
 
 

@@ -29,6 +29,7 @@ from agalite.training.asynchronous.threads import ThreadActors
 from agalite.training.asynchronous.worker import TooManyFaults
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig
+from agalite.training.diagnostics import Diagnostics
 from agalite.training.logging import MetricsWriter, ProgressBar, read_metrics
 from agalite.training.run import Run
 from agalite.training.session import (
@@ -164,6 +165,8 @@ class _TrainingLoop:
             stop_signals() as signals,
         ):
             self._metrics, self._bar = metrics, bar
+            action_space = self._actors.spaces[1]
+            self._diagnostics = Diagnostics(self._run, config, action_space, quiet=quiet)
             network = self._learner.network
             self._actors.start(network, self._updates, self._state.weights, self._run.log)
             while self._updates < total_updates:
@@ -214,6 +217,7 @@ class _TrainingLoop:
         row = self._interval.pop_row(self._config.steps_per_update, self._actors.pop_stats())
         self._metrics.write(self._step, [row])
         self._bar.update(self._step, row["charts/SPS"], row)
+        self._diagnostics.add(self._step, [row], self._state.opt_state)
         self._last_return = row.get(RETURN)
 
     def _save(self) -> None:
