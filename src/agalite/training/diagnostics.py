@@ -59,7 +59,6 @@ REST_BELOW = 0.75
 
 GATES = ("beta", "gamma", "p3")
 """The gates among the columns of `FusedProjection`."""
-DEFAULT_ADAM_EPS = 1e-5
 _Adam = optax.ScaleByAdamState
 _ADAM_DECAY = 0.999  # of the mean squared gradient; optax's default
 
@@ -90,7 +89,7 @@ class Facts:
             vf_coef=agent.vf_coef,
             ent_coef=agent.ent_coef,
             norm_adv=isinstance(agent, PPO) and agent.norm_adv,
-            adam_eps=getattr(agent, "adam_eps", DEFAULT_ADAM_EPS),
+            adam_eps=agent.adam_eps,
             has_memory=config.memory != "feedforward",
         )
 
