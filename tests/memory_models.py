@@ -36,6 +36,7 @@ OTHERS = {
     "linear outer": ("linear", SMALL | {"feature": "outer", "eta": 3}),
     "gtrxl no cache": ("gtrxl", SMALL | {"layers": 2, "memory": 4, "cache": False}),
     "gtrxl memory 1": ("gtrxl", SMALL | {"memory": 1}),
+    "gru without embedding": ("gru", {"hidden_size": 7, "embedding": False}),
     "gru horizon": ("gru", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
 }
 ROWS = QUICK | OTHERS

@@ -91,8 +91,8 @@ def _numerators_fwd(C: Array, xs: _Inputs):
 
 
 def _numerators_bwd(saved: tuple[_Inputs, Array], cotangents: tuple[Array, Array]):
-    def step(dC: Array, x: tuple[_Inputs, Array, Array]):
-        x, C, dtop = x
+    def step(dC: Array, saved: tuple[_Inputs, Array, Array]):
+        x, C, dtop = saved
         dq = jnp.einsum("hvk,hv->hk", _step(C, x), dtop)
         dC = dC + dtop[:, :, None] * x.q[:, None, :]
         dwrite_v = jnp.einsum("hvk,hk->hv", dC, x.write_k)
