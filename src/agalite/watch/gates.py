@@ -178,7 +178,7 @@ def _left(written: np.ndarray, kept: np.ndarray) -> Float[np.ndarray, "T T"]:
         return out
     m = steps // 2
     to_middle, since = np.ones_like(kept[:m]), kept[m:].copy()
-    for i in range(m - 2, -1, -1):  # much faster than np.cumprod along the first axis
+    for i in range(m - 2, -1, -1):  # faster than np.cumprod along the first axis
         np.multiply(to_middle[i + 1], kept[i + 1], out=to_middle[i])
     for t in range(1, len(since)):
         since[t] *= since[t - 1]
