@@ -45,6 +45,7 @@ class Op(NamedTuple):
     gated: bool = True
     basis: str | None = None
     r: int = 0
+    decay: str = "paper"
 
 
 def matrix(function, gated):
@@ -53,6 +54,13 @@ def matrix(function, gated):
         return function(x.q, x.k, x.v, *gates, resets, state, method=method)
 
     return Op(run, gated)
+
+
+def galite_published():
+    def run(x, resets, state, method):
+        return galite_attention(*x, resets, state, decay="published", method=method)
+
+    return Op(run, decay="published")
 
 
 def agalite(basis, r, *, gated=True):
@@ -67,6 +75,7 @@ OPS = {
     "linear": matrix(linear_attention, gated=False),
     "galite": matrix(galite_attention, gated=True),
     "galite ungated": matrix(galite_attention, gated=False),
+    "galite published decay": galite_published(),
     "paper": agalite("paper", 3),
     "paper ungated": agalite("paper", 4, gated=False),
     "published": agalite("published", 3),
@@ -157,7 +166,9 @@ def expected(op, x, resets, state=None):
     x = dense(cast(x, np.float64))
     states = head_states(op, state)
     if op.basis is None:
-        return numpy_attention.per_head(numpy_attention.galite_attention, *x, resets, states=states)
+        return numpy_attention.per_head(
+            numpy_attention.galite_attention, *x, resets, states=states, decay=op.decay
+        )
     return numpy_attention.per_head(
         numpy_attention.agalite_attention,
         *x,

@@ -31,10 +31,12 @@ OTHERS = {
     "agalite ungated": ("agalite", SMALL | {"eta": 2, "gating": False, "r": 2}),
     "agalite associative": ("agalite", SMALL | {"eta": 2, "r": 2, "method": "associative"}),
     "galite dpfp": ("galite", SMALL | {"feature": "dpfp", "horizon": (2, 50)}),
+    "galite published decay": ("galite", SMALL | {"eta": 2, "decay": "published"}),
     "galite ungated": ("galite", SMALL | {"eta": 2, "gating": False}),
     "linear outer": ("linear", SMALL | {"feature": "outer", "eta": 3}),
     "gtrxl no cache": ("gtrxl", SMALL | {"layers": 2, "memory": 4, "cache": False}),
     "gtrxl memory 1": ("gtrxl", SMALL | {"memory": 1}),
+    "gru without embedding": ("gru", {"hidden_size": 7, "embedding": False}),
     "gru horizon": ("gru", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
 }
 ROWS = QUICK | OTHERS

@@ -86,8 +86,11 @@ def linear_attention(q, k, v, resets, *, state=None):
     return (C, s), out
 
 
-def galite_attention(q, k, v, beta, gamma, resets, *, state=None):
-    """Algorithm 3 (Appendix A), lines 9-11. state: (C, s)."""
+def galite_attention(q, k, v, beta, gamma, resets, *, decay="paper", state=None):
+    """Algorithm 3 (Appendix A), lines 9-11. state: (C, s).
+
+    decay "published": every element of C keeps 1 - beta_v gamma_k, as in the authors' code.
+    """
     if beta is None:
         return linear_attention(q, k, v, resets, state=state)
     zero = np.zeros((v.shape[1], q.shape[1])), np.zeros(q.shape[1])
@@ -96,7 +99,10 @@ def galite_attention(q, k, v, beta, gamma, resets, *, state=None):
     for t in range(len(v)):
         if resets[t]:
             C, s = zero
-        C = np.outer(1 - beta[t], 1 - gamma[t]) * C + np.outer(beta[t] * v[t], gamma[t] * k[t])
+        kept = np.outer(1 - beta[t], 1 - gamma[t])
+        if decay == "published":
+            kept = 1 - np.outer(beta[t], gamma[t])
+        C = kept * C + np.outer(beta[t] * v[t], gamma[t] * k[t])
         s = (1 - gamma[t]) * s + gamma[t] * k[t]
         out[t] = (C @ q[t]) / (s @ q[t] + EPSILON)
     return (C, s), out

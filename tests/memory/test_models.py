@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import agalite
-from agalite.memory import MODELS, make_memory
+from agalite.memory import MODELS, AGaLiTeConfig, GaLiTeConfig, make_memory
+from agalite.memory.agalite import AGaLiTeAttention
+from agalite.memory.galite import GaLiTeAttention
 from agalite.memory.registry import model_rows
 from attention_cases import quick_jit
 from memory_models import INPUT, SMALL, build, inputs, random_memory
@@ -39,6 +41,35 @@ def test_weights_are_orthogonal():
     heads_in = memory.blocks[0].attention.project.inputs.weight[:, :64].reshape(256, 128)
     np.testing.assert_allclose(heads_in.T @ heads_in, 2 * np.eye(128), atol=1e-4)
     np.testing.assert_array_equal(memory.blocks[0].mlp_gate.bias, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("attention", "config"),
+    [(AGaLiTeAttention, AGaLiTeConfig), (GaLiTeAttention, GaLiTeConfig)],
+)
+def test_fused_projections_start_smaller_than_separate_ones(attention, config):
+    """At T-Maze size: the five wide projections of an input of unit variance."""
+    x = np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
+    five = 5 * 64
+    found = {}
+    for init in ("separate", "fused"):
+        made = attention(config(projection_init=init), key=jax.random.key(0))
+        weight = np.asarray(made.project.inputs.weight)
+        assert weight.shape == (4, five + 3 * 4, 128)
+        found[init] = np.std(np.einsum("td,hnd->thn", x, weight[:, :five]))
+        if init == "fused":
+            for w in (weight[:, :five].reshape(-1, 128), weight[:, five:].reshape(-1, 128).T):
+                np.testing.assert_allclose(w.T @ w, 2 * np.eye(w.shape[1]), atol=1e-4)
+    np.testing.assert_allclose(found["separate"], 1.0, rtol=0.02)
+    np.testing.assert_allclose(found["fused"], 0.45, rtol=0.02)
+
+
+def test_a_gru_or_lstm_without_embedding_reads_its_input():
+    for name, gates in (("gru", 3), ("lstm", 4)):
+        memory = random_memory(name, 5, d_model=6, hidden_size=7, embedding=False)
+        assert memory.parameter_count == gates * 7 * (5 + 7 + 2)
+        expected = memory.from_input.weight.T + memory.from_input.bias[None]
+        np.testing.assert_allclose(memory.input_part(jnp.eye(5)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["agalite", "galite", "gtrxl", "linear", "transformer"])
@@ -189,6 +220,13 @@ def test_make_memory_by_name():
         ("gru", {"horizon": 7}, "horizon=7 must be None or"),
         ("gru", {"horizon": ("2", "512")}, "horizon=.* must be None or"),
         ("agalite", {"gating": "no"}, "gating='no' must be True or False"),
+        ("galite", {"decay": "slow"}, "decay='slow' is unknown; choose one of: paper, published"),
+        (
+            "agalite",
+            {"projection_init": "one"},
+            "projection_init='one' is unknown; choose one of: fused, separate",
+        ),
+        ("gru", {"embedding": 1}, "embedding=1 must be True or False"),
         ("gtrxl", {"cache": None}, "cache=None must be True or False"),
         ("gru", {"hidden_size": -1}, "hidden_size=-1 must be a whole number >= 1"),
         ("gtrxl", {"memory": 0}, "memory=0 must be a whole number >= 1"),

@@ -206,10 +206,17 @@ def stack(trees):
     ("name", "batching"),
     slow_unless(
         lambda name, how: (
-            (name, how) in [("linear", "nested"), ("galite", "axis 1"), ("paper", "axis 0")]
+            (name, how)
+            in [
+                ("linear", "nested"),
+                ("galite", "axis 1"),
+                ("galite published decay", "axis 1"),
+                ("paper", "axis 0"),
+            ]
         ),
         [(name, how) for name in ("galite", "paper") for how in ("axis 0", "axis 1", "nested")]
-        + [("linear", "nested"), ("rank1", "axis 0"), ("paper ungated", "axis 1")],
+        + [("linear", "nested"), ("rank1", "axis 0"), ("paper ungated", "axis 1")]
+        + [("galite published decay", "axis 1")],
     ),
 )
 def test_vmap_of_the_chunked_gradient(name, batching):

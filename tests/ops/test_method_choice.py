@@ -23,6 +23,9 @@ K = E * W
 OPERATORS = {
     "linear": lambda x, method: linear_attention(*x[:3], method=method),
     "galite": lambda x, method: galite_attention(*x, method=method),
+    "galite published decay": lambda x, method: galite_attention(
+        *x, decay="published", method=method
+    ),
     "agalite": lambda x, method: agalite_attention(*x, r=3, method=method),
 }
 
@@ -64,12 +67,12 @@ def has_matrix_per_step(jaxpr):
 
 def test_associative_attention_holds_a_matrix_per_step():
     """So that the tests below would find one."""
-    for name in ("linear", "galite"):
+    for name in ("linear", "galite", "galite published decay"):
         assert has_matrix_per_step(program(name, "associative"))
 
 
 @pytest.mark.usefixtures("accelerator")
-@pytest.mark.parametrize("name", ["linear", "galite"])
+@pytest.mark.parametrize("name", ["linear", "galite", "galite published decay"])
 def test_accelerators_never_hold_a_matrix_per_step(name):
     auto = program(name, "auto")
     assert not has_matrix_per_step(auto)

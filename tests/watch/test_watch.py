@@ -68,25 +68,33 @@ def test_gates_give_the_state_of_agalite(row):
         np.testing.assert_allclose(values, state.values[layer], atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ["galite", *slow("galite dpfp")])
+def matrix_kept(row, beta, gamma):
+    """(T, V, K) of one head: the fraction of each element of C that a step keeps."""
+    if row == "galite published decay":
+        return 1 - beta[:, :, None] * gamma[:, None]
+    return (1 - beta)[:, :, None] * (1 - gamma)[:, None]
+
+
+@pytest.mark.parametrize("row", ["galite", *slow("galite dpfp", "galite published decay")])
 def test_gates_give_the_state_of_galite(row):
     memory, xs, state, _ = episode(row)
     for own, arrays in zip(state, layers_of(memory, xs), strict=True):
         beta, gamma, k, v = (np.asarray(x) for x in arrays)
         C = np.zeros_like(own.C)
         for t in range(T):
-            kept = (1 - beta[t])[:, :, None] * (1 - gamma[t])[:, None]
+            kept = matrix_kept(row, beta[t], gamma[t])
             C = kept * C + (beta * v)[t][:, :, None] * (gamma * k)[t][:, None]
         np.testing.assert_allclose(C, own.C, atol=1e-5)
 
 
-@pytest.mark.parametrize("row", ["gru", *slow("gru horizon"), "lstm"])
+@pytest.mark.parametrize("row", ["gru", "gru without embedding", *slow("gru horizon"), "lstm"])
 def test_gates_give_the_state_of_units(row):
     """state = kept * state + written * candidate."""
     memory, xs, state, ys = episode(row)
     gate = gates.unit_gates(memory, jnp.asarray(xs))
     before = jnp.concatenate([jnp.zeros_like(ys[:1]), ys[:-1]])
-    x = memory.from_input(jnp.maximum(memory.embedding(xs), 0))
+    embedded = xs if memory.embedding is None else jnp.maximum(memory.embedding(xs), 0)
+    x = memory.from_input(embedded)
     h = memory.from_hidden(before)
     size = memory.config.hidden_size
     if row == "lstm":
@@ -125,11 +133,12 @@ def test_what_is_left_is_the_gradient_of_the_state():
         np.testing.assert_allclose(row.past[4, 3], between, atol=1e-5)
 
 
-def test_matrix_is_written_and_kept_by_both_gates():
-    memory, xs, _, _ = episode("galite")
+@pytest.mark.parametrize("name", ["galite", "galite published decay"])
+def test_matrix_is_written_and_kept_by_both_gates(name):
+    memory, xs, _, _ = episode(name)
     beta, gamma, _, _ = (np.asarray(x) for x in layers_of(memory, xs)[0])
     row = gates.inspect_memory(memory, xs)[0].rows[1]
-    both = (1 - beta[:, 1])[:, :, None] * (1 - gamma[:, 1])[:, None]
+    both = matrix_kept(name, beta[:, 1], gamma[:, 1])
     np.testing.assert_allclose(row.kept, both.mean(axis=(1, 2)), atol=1e-6)
     written = beta[2, 1][:, None] * gamma[2, 1][None]
     left = (written * both[3] * both[4]).sum() / written.sum()

@@ -16,10 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 from agalite import kernels, validation
 from agalite.memory.block import Attention, Block, Stack, StackConfig
 from agalite.memory.layers import (
+    PROJECTION_INITS,
     FusedProjection,
     HeadsOut,
     LayerNorm,
     Projected,
+    ProjectionInit,
     check_feature_options,
     feature_map,
 )
@@ -45,6 +47,9 @@ class AGaLiTeConfig(StackConfig):
     """Expansion of the dpfp feature map."""
     gating: bool = True
     """Whether old memories decay; without is the paper's ablation."""
+    projection_init: ProjectionInit = "separate"
+    """How the projections start: separate, an orthogonal matrix each, or fused, one for q, k, v,
+    beta and gamma and one for p1, p2 and p3, as in the authors' code."""
     horizon: tuple[float, float] | None = None
     """Shortest and longest time constant of the gates at initialisation; None: zero biases."""
     seed: int = 0
@@ -55,6 +60,7 @@ class AGaLiTeConfig(StackConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_feature_options(self.eta, self.nu, self.feature)
+        validation.check_one_of("projection_init", self.projection_init, PROJECTION_INITS)
         validation.check_integer("r", self.r, minimum=1)
         validation.check_one_of("basis", self.basis, BASES)
         validation.check_one_of("method", self.method, METHODS)
@@ -86,6 +92,7 @@ class AGaLiTeAttention(Attention):
             nu=c.nu,
             gating=c.gating,
             horizon=c.horizon,
+            init=c.projection_init,
             key=a,
         )
         self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)

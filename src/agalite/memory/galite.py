@@ -13,16 +13,19 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from agalite import validation
 from agalite.memory.block import Attention, Stack, StackConfig
 from agalite.memory.layers import (
+    PROJECTION_INITS,
     FusedProjection,
     HeadsOut,
     LayerNorm,
     Projected,
+    ProjectionInit,
     check_feature_options,
     feature_map,
 )
 from agalite.ops.activations import relu, sigmoid
 from agalite.ops.features import Outer, feature_width
 from agalite.ops.galite import attend
+from agalite.ops.galite.reference import DECAYS, Decay
 from agalite.ops.linear import MatrixState, initial_state
 from agalite.ops.recurrence import METHODS, Method
 
@@ -37,14 +40,24 @@ class GaLiTeConfig(StackConfig):
     """Expansion of the dpfp feature map."""
     gating: bool = True
     """Whether old memories decay; without is the paper's ablation."""
+    projection_init: ProjectionInit = "separate"
+    """How the projections start: separate, an orthogonal matrix each, or fused, one for q, k, v,
+    beta and gamma and one for p1, p2 and p3, as in the authors' code."""
+    decay: Decay = "paper"
+    """What is left of the matrix at a step: paper, (1 - beta) (x) (1 - gamma), or published,
+    1 - beta (x) gamma, which the authors' code has and which is slower to compute."""
     horizon: tuple[float, float] | None = None
-    """Shortest and longest time constant of the gates at initialisation; None: zero biases."""
+    """Shortest and longest time constant of the gates at initialisation; None: zero biases. With
+    decay published the biases are the same, but an element of the matrix starts with the product of
+    its two gates' time constants, and the normaliser s with gamma's alone."""
     method: Method = "auto"
     """How sequences are computed: auto, sequential, associative or chunked."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_feature_options(self.eta, self.nu, self.feature)
+        validation.check_one_of("projection_init", self.projection_init, PROJECTION_INITS)
+        validation.check_one_of("decay", self.decay, DECAYS)
         validation.check_one_of("method", self.method, METHODS)
         object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
         validation.check_boolean("gating", self.gating)
@@ -71,6 +84,7 @@ class GaLiTeAttention(Attention):
             nu=c.nu,
             gating=c.gating,
             horizon=c.horizon,
+            init=c.projection_init,
             key=a,
         )
         self.out = HeadsOut(c.heads, c.head_size, c.d_model, key=b)
@@ -104,6 +118,7 @@ class GaLiTeAttention(Attention):
             *self.projections(columns),
             resets,
             state,
+            decay=self.config.decay,
             method=self.config.method,
             columns=columns if from_columns else None,
         )

@@ -19,15 +19,18 @@ class GRUConfig:
     """The defaults are the paper's for T-Maze."""
 
     d_model: int = 680
-    """Width of the embedding."""
+    """Width of the embedding; unused without one."""
     hidden_size: int = 1360
     """Width of the recurrent state and of the output."""
+    embedding: bool = True
+    """Whether a dense layer with ReLU comes before the cell; the authors' code has none."""
     horizon: tuple[float, float] | None = None
     """Shortest and longest time constant of the state at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
         validation.check_integer("d_model", self.d_model, minimum=1)
         validation.check_integer("hidden_size", self.hidden_size, minimum=1)
+        validation.check_boolean("embedding", self.embedding)
         object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
 
 
@@ -40,7 +43,9 @@ def _cell(x: Array, h: Array, state: tuple[Array]) -> tuple[Array]:
 
 
 class GRU(Memory):
-    """An embedding (dense, ReLU) and a GRU: (T, input_size) -> (T, hidden_size).
+    """An embedding (dense, ReLU), which can be left out, and a GRU.
+
+    (T, input_size) -> (T, hidden_size).
 
     The state has `hidden_size` floats.
 
@@ -51,7 +56,7 @@ class GRU(Memory):
     - the fields of `GRUConfig`, by name.
     """
 
-    embedding: Dense
+    embedding: Dense | None
     from_input: Dense
     from_hidden: Dense
     config: GRUConfig = eqx.field(static=True)
@@ -63,8 +68,9 @@ class GRU(Memory):
         validation.check_integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden_size
         a, b, d, e = jax.random.split(key, 4)
-        self.embedding = Dense(input_size, [c.d_model], key=a)
-        self.from_input = Dense(c.d_model, [c.hidden_size] * 3, key=b)
+        self.embedding = Dense(input_size, [c.d_model], key=a) if c.embedding else None
+        width = c.d_model if c.embedding else input_size
+        self.from_input = Dense(width, [c.hidden_size] * 3, key=b)
         self.from_hidden = Dense(c.hidden_size, [c.hidden_size] * 3, key=d)
         if c.horizon is not None:
             keep = -write_bias(c.horizon, 1, c.hidden_size, key=e)[0]
@@ -74,10 +80,14 @@ class GRU(Memory):
     def initial_state(self) -> tuple[Float[Array, " hidden"]]:
         return (jnp.zeros(self.config.hidden_size, self.dtype),)
 
+    def input_part(self, xs: Float[Array, "T input"]) -> Float[Array, "T 3*hidden"]:
+        """What the inputs (T, input) add to the cell's pre-activations (T, 3 * hidden)."""
+        return self.from_input(xs if self.embedding is None else relu(self.embedding(xs)))
+
     def _run(
         self, state: tuple[Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[tuple[Array], Float[Array, "T hidden"]]:
-        inputs = self.from_input(relu(self.embedding(xs)))
+        inputs = self.input_part(xs)
         (hidden,) = run_cell(
             _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
         )

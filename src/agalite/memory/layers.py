@@ -5,7 +5,7 @@ the linear attentions. Modules take one sequence (T, ...); `vmap` adds a batch.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -149,6 +149,9 @@ class MLP(eqx.Module):
 # to the wide one.
 _OPEN = 3.0
 
+ProjectionInit = Literal["separate", "fused"]
+PROJECTION_INITS = ("separate", "fused")
+
 
 class Projected(NamedTuple):
     """What a linear attention computes from its input before the memory is updated."""
@@ -165,6 +168,12 @@ class FusedProjection(eqx.Module):
 
     `split` gives the N columns of each head their names: q, k, v, beta, gamma, p1, p2, p3, those of
     them that the feature map and the gates need. Activations are the caller's.
+
+    Before training, with `init` "separate" each of them is an orthogonal matrix (H * width, D) of
+    its own. With "fused" the first five are the rows of one orthogonal matrix and the last three
+    those of another. A matrix with more rows than D has orthogonal columns, so the more projections
+    share it, the smaller each starts: at the paper's sizes the first five give 0.45 for an input of
+    unit variance, where separate ones give 1.
     """
 
     inputs: HeadsIn
@@ -182,6 +191,7 @@ class FusedProjection(eqx.Module):
         nu: int,
         gating: bool,
         horizon: tuple[float, float] | None,
+        init: ProjectionInit = "separate",
         key: PRNGKeyArray,
     ):
         outer = feature == "outer"
@@ -195,7 +205,11 @@ class FusedProjection(eqx.Module):
                 widths |= {"p3": eta}
         self.widths = tuple(widths.items())
         weights, biases = jax.random.split(key)
-        self.inputs = HeadsIn(d_model, heads, list(widths.values()), key=weights)
+        blocks = list(widths.values())
+        if init == "fused":
+            narrow = sum(width for name, width in widths.items() if name.startswith("p"))
+            blocks = [width for width in (sum(blocks) - narrow, narrow) if width]
+        self.inputs = HeadsIn(d_model, heads, blocks, key=weights)
         self.bias = jnp.zeros(self.inputs.weight.shape[:2])
         if horizon is not None and gating:
             start = {name: jnp.zeros((heads, width)) for name, width in widths.items()}

@@ -19,15 +19,18 @@ class LSTMConfig:
     """The defaults are the paper's for T-Maze."""
 
     d_model: int = 600
-    """Width of the embedding."""
+    """Width of the embedding; unused without one."""
     hidden_size: int = 1200
     """Width of the recurrent state and of the output."""
+    embedding: bool = True
+    """Whether a dense layer with ReLU comes before the cell; the authors' code has none."""
     horizon: tuple[float, float] | None = None
     """Shortest and longest time constant of the cell at initialisation; None: zero biases."""
 
     def __post_init__(self) -> None:
         validation.check_integer("d_model", self.d_model, minimum=1)
         validation.check_integer("hidden_size", self.hidden_size, minimum=1)
+        validation.check_boolean("embedding", self.embedding)
         object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
 
 
@@ -38,7 +41,9 @@ def _cell(x: Array, h: Array, state: tuple[Array, Array]) -> tuple[Array, Array]
 
 
 class LSTM(Memory):
-    """An embedding (dense, ReLU) and an LSTM: (T, input_size) -> (T, hidden_size).
+    """An embedding (dense, ReLU), which can be left out, and an LSTM.
+
+    (T, input_size) -> (T, hidden_size).
 
     The state has 2 * `hidden_size` floats.
 
@@ -49,7 +54,7 @@ class LSTM(Memory):
     - the fields of `LSTMConfig`, by name.
     """
 
-    embedding: Dense
+    embedding: Dense | None
     from_input: Dense
     from_hidden: Dense
     config: LSTMConfig = eqx.field(static=True)
@@ -61,8 +66,9 @@ class LSTM(Memory):
         validation.check_integer("input_size", input_size, minimum=1)
         self.input_size, self.output_size = input_size, c.hidden_size
         a, b, d, e = jax.random.split(key, 4)
-        self.embedding = Dense(input_size, [c.d_model], key=a)
-        self.from_input = Dense(c.d_model, [c.hidden_size] * 4, key=b)
+        self.embedding = Dense(input_size, [c.d_model], key=a) if c.embedding else None
+        width = c.d_model if c.embedding else input_size
+        self.from_input = Dense(width, [c.hidden_size] * 4, key=b)
         self.from_hidden = Dense(c.hidden_size, [c.hidden_size] * 4, key=d)
         if c.horizon is not None:
             write = write_bias(c.horizon, 1, c.hidden_size, key=e)[0]
@@ -75,10 +81,14 @@ class LSTM(Memory):
         zero = jnp.zeros(self.config.hidden_size, self.dtype)
         return zero, zero
 
+    def input_part(self, xs: Float[Array, "T input"]) -> Float[Array, "T 4*hidden"]:
+        """What the inputs (T, input) add to the cell's pre-activations (T, 4 * hidden)."""
+        return self.from_input(xs if self.embedding is None else relu(self.embedding(xs)))
+
     def _run(
         self, state: tuple[Array, Array], xs: Float[Array, "T input"], resets: Bool[Array, " T"]
     ) -> tuple[tuple[Array, Array], Float[Array, "T hidden"]]:
-        inputs = self.from_input(relu(self.embedding(xs)))
+        inputs = self.input_part(xs)
         hidden, cell = run_cell(
             _cell, self.from_hidden.weight, self.from_hidden.bias, inputs, resets, state
         )

@@ -121,18 +121,24 @@ def associative(
     beta: Float[Array, "T H V"] | None,
     gamma: Float[Array, "T H K"] | None,
     resets: Bool[Array, " T"],
+    *,
+    separable: bool = True,
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
-    """Algorithms 2 and 3 by the parallel scan of Appendix F: C (T, H, V, K) at every step."""
-    decay_k, decay_v = jnp.ones_like(k), jnp.ones_like(v)
-    if gamma is not None and beta is not None:
-        k, v, decay_k, decay_v = gamma * k, beta * v, 1 - gamma, 1 - beta
+    """Algorithms 2 and 3 by the parallel scan of Appendix F: C (T, H, V, K) at every step.
+
+    separable: whether C decays by (1 - beta) (x) (1 - gamma), or else by 1 - beta (x) gamma.
+    """
 
     def outer(a: Array, b: Array) -> Array:
         return a[..., :, None] * b[..., None, :]
 
-    C = linear_recurrence(
-        outer(decay_v, decay_k), outer(v, k), state.C, resets, method="associative"
-    )
+    decay_k, decay_v = jnp.ones_like(k), jnp.ones_like(v)
+    decay = outer(decay_v, decay_k)
+    if gamma is not None and beta is not None:
+        k, v, decay_k, decay_v = gamma * k, beta * v, 1 - gamma, 1 - beta
+        decay = outer(decay_v, decay_k) if separable else 1 - outer(beta, gamma)
+
+    C = linear_recurrence(decay, outer(v, k), state.C, resets, method="associative")
     s = linear_recurrence(decay_k, k, state.s, resets, method="associative")
     return MatrixState(C[-1], s[-1]), jax.vmap(read)(C, s, q)
 

@@ -21,9 +21,10 @@ from agalite.memory.gru import GRU
 from agalite.memory.linear import LinearAttention
 from agalite.memory.lstm import LSTM
 from agalite.memory.transformer import WindowAttention, sinusoids
-from agalite.ops.activations import relu, sigmoid
+from agalite.ops.activations import sigmoid
 from agalite.ops.features import as_outer
 
+_COLUMNS = 8  # of a matrix's values at a time: all V * K elements of all steps are much memory
 _QUARTERS = ("fastest quarter", "second quarter", "third quarter", "slowest quarter")
 
 
@@ -139,7 +140,8 @@ def _heads(attention: Attention, h: Float[Array, "T D"]) -> list[Row]:
     for i in range(beta.shape[1]):
         values, keys = (Gate(x[:, i], 1 - x[:, i]) for x in (beta, gamma))
         if isinstance(attention, GaLiTeAttention):
-            rows.append(_matrix(f"head {i + 1}", values, keys))
+            matrix = _matrix if attention.config.decay == "paper" else _published_matrix
+            rows.append(matrix(f"head {i + 1}", values, keys))
         elif isinstance(attention, AGaLiTeAttention):
             rows += [_row(f"head {i + 1} values", values), _row(f"head {i + 1} keys", keys)]
     return rows
@@ -149,8 +151,7 @@ def unit_gates(memory: GRU | LSTM, xs: Float[Array, "T input"]) -> Gate:
     """The gates of all units of a GRU or LSTM."""
     _, hidden = memory.scan(memory.initial_state(), xs)
     before = jnp.concatenate([jnp.zeros_like(hidden[:1]), hidden[:-1]])
-    inputs = memory.from_input(relu(memory.embedding(xs)))
-    parts = inputs + memory.from_hidden(before)
+    parts = memory.input_part(xs) + memory.from_hidden(before)
     if isinstance(memory, GRU):
         _, z, _ = jnp.split(parts, 3, axis=-1)
         return Gate(1 - sigmoid(z), sigmoid(z))
@@ -160,13 +161,30 @@ def unit_gates(memory: GRU | LSTM, xs: Float[Array, "T input"]) -> Gate:
 
 def survival(gate: Gate) -> Float[np.ndarray, "T T"]:
     """[t, i]: the fraction of what was written at step i that is left at step t."""
-    written, kept = (np.asarray(x) for x in gate)
-    left = np.array(written, np.float64)
-    total = np.maximum(left.sum(axis=1), np.finfo(np.float64).tiny)
-    out = np.zeros((len(written), len(written)))
-    for t in range(len(written)):
-        left[:t] *= kept[t]
-        out[t, : t + 1] = left[: t + 1].sum(axis=1) / total[: t + 1]
+    left = _left(*(np.asarray(x, np.float64) for x in gate))
+    return left / np.maximum(np.diag(left), np.finfo(np.float64).tiny)
+
+
+def _left(written: np.ndarray, kept: np.ndarray) -> Float[np.ndarray, "T T"]:
+    """[t, i]: what is left at step t of what was written at step i, summed over units.
+
+    What the first half wrote passes the middle: decayed to it, times the decay since. So all pairs
+    of the halves are one matrix product, and nothing is divided.
+    """
+    steps = len(written)
+    out = np.zeros((steps, steps))
+    if steps == 1:
+        out[0, 0] = written.sum()
+        return out
+    m = steps // 2
+    to_middle, since = np.ones_like(kept[:m]), kept[m:].copy()
+    for i in range(m - 2, -1, -1):  # faster than np.cumprod along the first axis
+        np.multiply(to_middle[i + 1], kept[i + 1], out=to_middle[i])
+    for t in range(1, len(since)):
+        since[t] *= since[t - 1]
+    out[m:, :m] = since @ (written[:m] * to_middle).T
+    out[:m, :m] = _left(written[:m], kept[:m])
+    out[m:, m:] = _left(written[m:], kept[m:])
     return out
 
 
@@ -187,6 +205,24 @@ def _matrix(name: str, values: Gate, keys: Gate) -> Row:
         a.written * b.written,
         (1 - a.written) * (1 - b.written),
         _horizon(kept.ravel()),
+    )
+
+
+def _published_matrix(name: str, values: Gate, keys: Gate) -> Row:
+    """The row of a matrix state that keeps 1 - beta (x) gamma, which does not factorise."""
+    beta, gamma = (np.asarray(x.written, np.float64) for x in (values, keys))
+    steps, columns = beta.shape
+    left = np.zeros((steps, steps))
+    for some in np.array_split(beta, -(-columns // _COLUMNS), axis=1):
+        written = (some[:, :, None] * gamma[:, None, :]).reshape(steps, -1)
+        left += _left(written, 1 - written)
+    written = beta.mean(axis=1) * gamma.mean(axis=1)
+    return Row(
+        name,
+        left / np.maximum(np.diag(left), np.finfo(np.float64).tiny),
+        written,
+        1 - written,
+        _horizon((1 - beta.T @ gamma / steps).ravel()),
     )
 
 

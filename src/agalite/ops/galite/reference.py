@@ -5,11 +5,17 @@ Shapes: T time, H heads, V head width, K feature width (eta * V). The state is C
 s (H, K), zero at the start (line 2).
 """
 
+from typing import Literal
+
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from agalite.ops.linear import MatrixState, read
 from agalite.ops.resets import reset_state
+
+Decay = Literal["paper", "published"]
+"""What is left of C at a step: (1 - beta) (x) (1 - gamma), or 1 - beta (x) gamma."""
+DECAYS = ("paper", "published")
 
 
 def step(
@@ -20,11 +26,16 @@ def step(
     beta: Float[Array, "H V"],
     gamma: Float[Array, "H K"],
     reset: Bool[Array, ""],
+    *,
+    decay: Decay = "paper",
 ) -> tuple[MatrixState, Float[Array, "H V"]]:
     """Lines 9 to 11 for one input."""
     C, s = reset_state(state, reset)
     # Line 9: C_t = ((1 - beta_t) (x) (1 - gamma_t)) * C_{t-1} + (beta_t * v_t) (x) (gamma_t * k_t)
-    C = (1 - beta)[:, :, None] * (1 - gamma)[:, None, :] * C
+    if decay == "published":  # the authors' code: (1 - beta_t (x) gamma_t) * C_{t-1} instead
+        C = (1 - beta[:, :, None] * gamma[:, None, :]) * C
+    else:
+        C = (1 - beta)[:, :, None] * (1 - gamma)[:, None, :] * C
     C = C + (beta * v)[:, :, None] * (gamma * k)[:, None, :]
     # Line 10: s_t = (1 - gamma_t) * s_{t-1} + gamma_t * k_t
     s = (1 - gamma) * s + gamma * k
@@ -40,6 +51,9 @@ def attend(
     beta: Float[Array, "T H V"],
     gamma: Float[Array, "T H K"],
     resets: Bool[Array, " T"],
+    *,
+    decay: Decay = "paper",
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
     """`step` for every input: the last state and the outputs (T, H, V)."""
-    return lax.scan(lambda s, x: step(s, *x), state, (q, k, v, beta, gamma, resets))
+    inputs = (q, k, v, beta, gamma, resets)
+    return lax.scan(lambda s, x: step(s, *x, decay=decay), state, inputs)
