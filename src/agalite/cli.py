@@ -46,6 +46,20 @@ class Models:
 
 
 @dataclass(frozen=True)
+class Presets:
+    """Show the presets of `agalite train` side by side, where they differ, as Markdown."""
+
+    memory: str = "agalite"
+    """Memory model."""
+
+    def run(self) -> None:
+        extras.require_training("agalite presets")
+        from agalite.training.presets import preset_table
+
+        print(preset_table(self.memory))
+
+
+@dataclass(frozen=True)
 class Envs:
     """List the environments, with their spaces and limits."""
 
@@ -263,6 +277,7 @@ def _completable(name: str, command: Any) -> Any:
 # A group of commands is a dictionary; "" in it is the command that the group itself is.
 COMMANDS: dict[str, Any] = {
     "models": Models,
+    "presets": Presets,
     "envs": {"": Envs, "show": EnvsShow},
     "train": Train,
     "resume": Resume,
@@ -280,6 +295,7 @@ COMMANDS: dict[str, Any] = {
 # Printed under the --help of a command, at least one for each; the tests parse them all.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "agalite models": ("agalite models", "agalite models --input-size 64"),
+    "agalite presets": ("agalite presets", "agalite presets --memory gru"),
     "agalite envs": ("agalite envs", "agalite envs show tmaze --out episode.gif"),
     "agalite envs show": (
         "agalite envs show tmaze --out episode.gif --set corridor=10",

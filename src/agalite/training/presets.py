@@ -277,6 +277,78 @@ def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | Ho
     return kind(**{**start, **settings, "memory_options": options})
 
 
+# Fields that say where and how often things are written, and not how the agent learns.
+_NOT_SHOWN = {"seed", "seeds", "log_every", "checkpoint_every", "keep_checkpoints", "env", "memory"}
+
+
+def preset_rows(family: str, memory: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The settings of all presets for an environment and a memory model, side by side.
+
+    **Arguments:**
+
+    - `family`: one of `FAMILIES`.
+    - `memory`: name of a memory model.
+
+    **Returns:**
+
+    (setting, its value in each of `PRESETS`), for the settings in which the presets differ from
+    each other.
+    """
+    validation.check_one_of("environment", family, FAMILIES)
+    env = _EXAMPLES[family]
+    configs = [configure(name, {"env": env, "memory": memory}) for name in PRESETS]
+
+    def flat(config: Config) -> dict[str, Any]:
+        values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        values["algorithm"] = type(config.agent).__name__
+        values |= dataclasses.asdict(values.pop("agent"))
+        model = MODELS[memory].config
+        options = {f.name: getattr(model(), f.name) for f in dataclasses.fields(model)}
+        options |= values.pop("memory_options")
+        return values | {f"model.{name}": value for name, value in options.items()}
+
+    tables = [flat(config) for config in configs]
+    names = sorted(set().union(*tables) - _NOT_SHOWN - {"env_options"})
+    rows = [(name, tuple(_text(table.get(name)) for table in tables)) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+_EXAMPLES = {
+    "tmaze": "tmaze",
+    "cartpole": "masked-cartpole",
+    "mystery-path": "mystery-path-grid",
+    "craftax": "craftax-symbolic",
+    "memory-maze": "memory-maze-9x9",
+    "gym": "gym:CartPole-v1",
+}
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool() | None:
+            return {True: "yes", False: "no", None: "-"}[value]
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}"
+        case tuple():
+            return " to ".join(_text(x) for x in value)
+    return str(value)
+
+
+def preset_table(memory: str = "agalite") -> str:
+    """All presets as Markdown, a table for each family of environments; `docs/training.md`."""
+    parts = []
+    for family in FAMILIES:
+        rows = preset_rows(family, memory)
+        if not rows:
+            continue
+        lines = [f"| {family} | {' | '.join(PRESETS)} |", f"|---{'|---:' * len(PRESETS)}|"]
+        lines += [f"| `{name}` | {' | '.join(values)} |" for name, values in rows]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def new_folder(config: Config) -> Path:
     """A folder for a run that the caller gave none for."""
     return run.new_folder(config.env, config.memory)
