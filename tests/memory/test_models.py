@@ -279,3 +279,13 @@ def test_bad_calls_are_named():
         memory.scan(build("gru").initial_state(), xs)
     with pytest.raises(ValueError, match=r"xs has shape \(5, 4\)"):
         eqx.filter_jit(memory.scan)(state, jnp.zeros((5, 4)))
+
+
+def test_lecun_weights_of_gtrxl():
+    memory = make_memory("gtrxl", 64, layers=1, d_model=64, heads=2, head_size=32, init="lecun")
+    attention = memory.blocks[0].attention
+    for layer in (memory.embedding, attention.query, attention.out):  # all of 64 inputs
+        np.testing.assert_allclose(np.asarray(layer.weight).std(), 1 / 8, rtol=0.05)
+    assert (np.asarray(attention.out.bias) == 0).all()
+    with pytest.raises(ValueError, match="init='zeros' is unknown"):
+        make_memory("gtrxl", 4, init="zeros")

@@ -5,12 +5,15 @@ positions; the block is `block.py`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import equinox as eqx
+import jax
 from jaxtyping import PRNGKeyArray
 
 from agalite import validation
 from agalite.memory.block import Stack, StackConfig
+from agalite.memory.layers import lecun_weights
 from agalite.memory.transformer import WindowAttention
 
 
@@ -20,11 +23,15 @@ class GTrXLConfig(StackConfig):
     """M, the number of inputs before the present one that each layer can read."""
     cache: bool = True
     """Keep keys and values between steps; otherwise every step projects the whole memory."""
+    init: Literal["orthogonal", "lecun"] = "orthogonal"
+    """Initial weights: orthogonal (gain sqrt(2), as in the other models) or lecun (normal with
+    variance 1 / inputs, as in the paper's code)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.check_integer("memory", self.memory, minimum=1)
         validation.check_boolean("cache", self.cache)
+        validation.check_one_of("init", self.init, ("orthogonal", "lecun"))
 
 
 class GTrXL(Stack):
@@ -59,3 +66,6 @@ class GTrXL(Stack):
             )
 
         self._build(c, input_size, attention, key)
+        if c.init == "lecun":
+            parts = self.embedding, self.blocks
+            self.embedding, self.blocks = lecun_weights(parts, key=jax.random.fold_in(key, 1))

@@ -88,6 +88,28 @@ class HeadsIn(eqx.Module):
         return matmul(x, self.weight, outputs=2)
 
 
+def lecun_weights(layers: Any, *, key: PRNGKeyArray) -> Any:
+    """The same layers with new weights, normal with variance 1 / inputs; biases stay.
+
+    **Arguments:**
+
+    - `layers`: any pytree of modules; the `Linear`, `HeadsIn` and `HeadsOut` in it are changed.
+    - `key`: draws the weights.
+    """
+
+    def is_layer(x: Any) -> bool:
+        return isinstance(x, Linear | HeadsIn | HeadsOut)
+
+    leaves, structure = jax.tree.flatten(layers, is_leaf=is_layer)
+    for i, layer in enumerate(leaves):
+        if is_layer(layer):
+            shape = layer.weight.shape
+            inputs = math.prod(shape[1:] if isinstance(layer, HeadsOut) else shape[-1:])
+            weight = jax.random.normal(jax.random.fold_in(key, i), shape) / math.sqrt(inputs)
+            leaves[i] = eqx.tree_at(lambda x: x.weight, layer, weight)
+    return jax.tree.unflatten(structure, leaves)
+
+
 class LayerNorm(eqx.Module):
     """(T, D) -> (T, D): zero mean and unit variance along D, then scale and bias."""
 

@@ -200,10 +200,12 @@ _MEMORY_MAZE_OPTIONS: dict[str, dict[str, Any]] = {
 _PAPER_OPTIONS: dict[str, dict[str, Any]] = {
     "agalite": {"basis": "paper", "projection_init": "fused"},
     "galite": {"projection_init": "fused"},
+    "gtrxl": {"init": "lecun"},
 }
 _PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
     "agalite": {"basis": "published", "projection_init": "fused"},
     "galite": {"decay": "published", "projection_init": "fused"},
+    "gtrxl": {"init": "lecun"},
     "gru": {"embedding": False, "hidden_size": 680},
     "lstm": {"embedding": False, "hidden_size": 600},
 }
