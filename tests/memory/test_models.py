@@ -289,3 +289,19 @@ def test_lecun_weights_of_gtrxl():
     assert (np.asarray(attention.out.bias) == 0).all()
     with pytest.raises(ValueError, match="init='zeros' is unknown"):
         make_memory("gtrxl", 4, init="zeros")
+
+
+def test_a_bias_of_the_embedding_keeps_the_length_of_the_input():
+    """Without, the first layer norm sees the same for x and 2 x."""
+
+    def normed(bias):
+        memory = make_memory("linear", 2, **SMALL | {"d_model": 32}, embedding_bias=bias)
+        assert np.abs(memory.embedding.bias).max() <= bias
+        norm = memory.blocks[0].attention.norm
+        xs = jnp.array([[3.0, -2.0], [6.0, -4.0]])
+        return np.asarray(norm(jax.nn.relu(memory.embedding(xs))))
+
+    one, two = normed(0.0)
+    np.testing.assert_allclose(one, two, atol=1e-2)
+    one, two = normed(1.0)
+    assert np.abs(one - two).max() > 0.1

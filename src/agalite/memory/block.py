@@ -35,10 +35,15 @@ class StackConfig:
     """Width of a head's values."""
     ffn_size: int = 128
     """Hidden width of the block's MLP."""
+    embedding_bias: float = 0.0
+    """Initial biases of the embedding are uniform within +- this. With 0, the paper's, the first
+    layer norm removes the length of the input: of a vector of few numbers only the direction is
+    left."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "layers", "heads", "head_size", "ffn_size"):
             validation.check_integer(name, getattr(self, name), minimum=1)
+        validation.check_number("embedding_bias", self.embedding_bias, minimum=0.0)
 
 
 class Attention(eqx.Module):
@@ -124,5 +129,9 @@ class Stack(Memory):
             a, b = jax.random.split(layer)
             blocks.append(Block(attention(a), config.d_model, config.ffn_size, key=b))
         self.embedding = Dense(input_size, [config.d_model], key=embed)
+        if (limit := config.embedding_bias) > 0:
+            key = jax.random.fold_in(embed, 1)
+            bias = jax.random.uniform(key, (config.d_model,), minval=-limit, maxval=limit)
+            self.embedding = eqx.tree_at(lambda d: d.bias, self.embedding, bias)
         self.blocks = tuple(blocks)
         self.input_size, self.output_size = input_size, config.d_model
