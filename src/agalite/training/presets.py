@@ -135,7 +135,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 TUNED: dict[str, dict[str, Any]] = {
     "tmaze": {
         "agent": A2C(learning_rate=5e-4, ent_coef=5e-3, vf_coef=1.0, **_CODE_AGENT),
-        "num_envs": 32,
+        "num_envs": 8,
         "num_steps": 256,
         "total_timesteps": 2_000_000,
     },
@@ -252,9 +252,13 @@ def _tuned_options(family: str, memory: str) -> dict[str, Any]:
     """Options of the memory model."""
     # About 190k parameters: a ninth of the paper's learns its longest corridor in minutes.
     sizes = {} if family in ("mystery-path", "craftax") else SMALL.get(memory, {})
+    if family == "cartpole" and memory in ("gru", "lstm"):
+        sizes = {"d_model": 64, "hidden_size": 64}  # of RL Baselines3 Zoo's LSTM
     # CartPole needs only a short memory, so its gates start as the paper's do.
     gates = {} if family == "cartpole" else _SPREAD_GATES.get(memory, {})
-    return {**sizes, **gates}
+    # With the paper's basis at r = 1 the output does not depend on the query.
+    basis = {"basis": "published", "projection_init": "fused"} if memory == "agalite" else {}
+    return {**sizes, **gates, **basis}
 
 
 def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | HostConfig:
