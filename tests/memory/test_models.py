@@ -305,3 +305,13 @@ def test_a_bias_of_the_embedding_keeps_the_length_of_the_input():
     np.testing.assert_allclose(one, two, atol=1e-2)
     one, two = normed(1.0)
     assert np.abs(one - two).max() > 0.1
+
+
+def test_gate_bias_says_how_much_of_a_block_is_new():
+    """The gate's z starts at sigmoid(-bias), for inputs of zero."""
+    for bias, new in ((2.0, 0.1192), (0.0, 0.5)):
+        memory = make_memory("linear", 2, **SMALL, gate_bias=bias)
+        gate = memory.blocks[0].attention_gate
+        np.testing.assert_allclose(jax.nn.sigmoid(-gate.bias), new, atol=1e-4)
+    with pytest.raises(ValueError, match="gate_bias=nan must be a finite number"):
+        make_memory("linear", 2, gate_bias=float("nan"))

@@ -127,7 +127,7 @@ class LayerNorm(eqx.Module):
 class GRUGate(eqx.Module):
     """GTrXL's gate (Parisotto et al., 2020) in place of a residual sum: x, y (T, D) -> (T, D).
 
-    With bias 2 it starts close to the identity in x.
+    With `bias` 2 it starts close to the identity in x.
     """
 
     from_y: Linear  # r, z, h
@@ -135,12 +135,12 @@ class GRUGate(eqx.Module):
     candidate: Linear
     bias: Float[Array, " D"]
 
-    def __init__(self, size: int, *, key: PRNGKeyArray):
+    def __init__(self, size: int, *, bias: float = 2.0, key: PRNGKeyArray):
         a, b, c = jax.random.split(key, 3)
         self.from_y = Linear(size, [size] * 3, key=a)
         self.from_x = Linear(size, [size] * 2, key=b)
         self.candidate = Linear(size, [size], key=c)
-        self.bias = jnp.full(size, 2.0, jnp.float32)
+        self.bias = jnp.full(size, bias, jnp.float32)
 
     def __call__(self, x: Float[Array, "T D"], y: Float[Array, "T D"]) -> Float[Array, "T D"]:
         y_r, y_z, y_h = jnp.split(self.from_y(y), 3, axis=-1)
