@@ -98,7 +98,7 @@ def _trained(config: TrainConfig, folder: Path, console: Console) -> Run:
         console.print(f"\n{config.memory}:")
         return train(config, folder)
     run = Run.open(folder)
-    if run.asked != files.plain(config.to_dict()):
+    if run.settings != files.plain(config.to_dict()):
         raise ValueError(
             f"{folder} holds a run with other settings; remove it, or choose another --out"
         )

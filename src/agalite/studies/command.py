@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class List:
-    """List the studies: every figure and table of the paper, and ours."""
+    """List the studies: the paper's figures and tables, and three others."""
 
     def run(self) -> None:
         from rich.console import Console

@@ -24,7 +24,7 @@ class Choices:
     memory: str = "agalite"
     """Memory model: a name that `agalite models` lists."""
     preset: str = "tuned"
-    """Where the defaults of the model's options come from: tuned (ours) or paper."""
+    """Where the defaults of the model's options come from: tuned (this library's) or paper."""
     out: Path | None = None
     """Folder of the run; runs/<task>-<memory>-<time> if not given."""
     devices: int | None = None

@@ -139,7 +139,10 @@ class Checkpoints:
             )
         if damaged:
             reasons = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
-            raise AllDamaged(f"all checkpoints in {self._folder} are damaged: {reasons}")
+            raise AllDamaged(
+                f"all checkpoints in {self._folder} are damaged: {reasons}; train again into "
+                f"another folder, or restore a copy of {self._folder.name}/"
+            )
         raise FileNotFoundError(f"there is no checkpoint in {self._folder}")
 
     def steps(self) -> list[int]:

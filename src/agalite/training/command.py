@@ -38,7 +38,7 @@ class Choices:
     algorithm: str = ""
     """Learning algorithm: a2c, ppo or appo; the preset's if not given."""
     preset: str = "tuned"
-    """Where the defaults of the other options come from: tuned (ours), paper (its tables) or
+    """Where the defaults of the other options come from: tuned (this library's), paper (its tables) or
     published (its code); `agalite presets` shows them side by side."""
     out: Path | None = None
     """Folder of the run; runs/<env>-<memory>-<time> if not given."""

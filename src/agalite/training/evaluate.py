@@ -111,7 +111,7 @@ def evaluate(
 
         return lax.while_loop(unfinished, partial(step, model), carry)[2]
 
-    # First episodes first, so that the surplus that is cut off are last episodes.
+    # First episodes first, so that the surplus that is dropped are last episodes.
     table = np.asarray(run(model, jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
     known = not np.isnan(table[:, 2]).any()
     return Scores(table[:, 0], table[:, 1], table[:, 2] if known else None)

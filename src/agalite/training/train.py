@@ -216,7 +216,7 @@ def train(
         return run
     trainer = Trainer(config)
     with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
-        run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
+        run.log(f"started: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
         state = seeds.init(trainer.init, config.seed_numbers)
         _train_loop(run, trainer, seeds, state, quiet=quiet)
