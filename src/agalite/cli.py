@@ -73,7 +73,7 @@ class Envs:
 class EnvsShow:
     """Write a video of an episode with random actions."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment: a name that `agalite envs` lists, or gym:<id>."""
     out: Path
     """File to write: .mp4 or .gif, or .png for a strip of frames."""

@@ -475,7 +475,7 @@ def _start_or_resume(trial: Trial) -> None:
         try:
             resume(trial.folder, quiet=True)
         except AllDamaged as error:
-            raise Damaged(trial.with_remedy(str(error))) from error
+            raise Damaged(trial.with_remedy(error.args[0])) from error
     else:
         train(make_config(trial), trial.folder, quiet=True)
 

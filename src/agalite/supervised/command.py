@@ -86,6 +86,9 @@ def parse(task: str, words: Sequence[str], prog: str) -> "tuple[Choices, LRAConf
     parsed: Any = tyro.cli(
         command, args=list(words), prog=prog, description=f"Train and score a classifier on {task}."
     )
+    validation.check_integer(
+        "--steps (total_timesteps)", parsed.settings.total_timesteps, minimum=1
+    )
     config = LRAConfig(
         **dataclasses.asdict(parsed.settings),
         task=task,

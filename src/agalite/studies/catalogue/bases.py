@@ -30,8 +30,8 @@ STUDIES = (
         name="bases",
         title="Three bases (paper, published, slots) at equal state, in T-Maze",
         paper="ours",
-        note="The paper writes its cosines one way, its published code another; slots is this library's. "
-        "'vectors' is the number of value vectors in a head's state.",
+        note="The paper writes its cosines one way, its published code another; slots is this "
+        "library's. 'vectors' is the number of value vectors in a head's state.",
         kind=Training(preset="paper"),
         base={
             "env": "tmaze",
