@@ -216,7 +216,20 @@ def load_policy(
     greedy: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """The agent of a run's folder as a `Policy`; see `agalite.load_policy`."""
+    """The agent of a run.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `best`: the checkpoint with the highest return instead of the newest.
+    - `greedy`: take the most likely action instead of a sampled one.
+    - `seed`: of the sampling.
+
+    **Returns:**
+
+    A `Policy`.
+    """
     model, trainer, _ = load(folder, seed_number=seed_number, best=best)
     space: Any = trainer.env.observation_space(trainer.env.default_params)
     return Policy(model, greedy=greedy, seed=seed, dtype=space.dtype)
