@@ -28,7 +28,7 @@ class PPO(Agent):
     ent_coef: float = 3e-3
     """Coefficient of the entropy bonus."""
     max_grad_norm: float = 4.0
-    """Largest norm of the gradient; a longer one is scaled down to it."""
+    """Gradients are clipped to this global norm."""
     update_epochs: int = 3
     """Epochs: passes over each rollout."""
     num_minibatches: int = 8
