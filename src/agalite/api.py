@@ -37,7 +37,8 @@ def train(
     - `config`: a `TrainConfig`; or the name of an environment, with fields of `TrainConfig` as
         `settings`.
     - `folder`: of the run; runs/<env>-<memory>-<time> if not given.
-    - `preset`: where the settings that are not given come from, "tuned" or "paper".
+    - `preset`: where the settings that are not given come from: "tuned", "paper" or
+        "published".
     - `quiet`: no progress on the terminal.
     - `wandb`: send the metrics to Weights & Biases too.
     - `settings`: fields of `TrainConfig`, if `config` is a name.

@@ -73,7 +73,7 @@ class Envs:
 class EnvsShow:
     """Write a video of an episode with random actions."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """Environment: a name that `agalite envs` lists, or gym:<id>."""
     out: Path
     """File to write: .mp4 or .gif, or .png for a strip of frames."""
@@ -404,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Prints only the message: the line of our code does not help a user."""
+    """Prints only the message: the line of code does not help a user."""
     print(f"warning: {message}", file=sys.stderr)
 
 
@@ -412,7 +412,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def _uninterrupted() -> Iterator[None]:
     """Blocks Ctrl-C, also in the process that replaces this one, until `__main__` unblocks it.
 
-    Before the first line of ours runs there, Python would answer it with a traceback.
+    Before the first line of `__main__` runs there, Python would answer it with a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -461,7 +461,7 @@ def _run(command: type, words: list[str], name: str, debug: bool) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether the reader of our output has closed the pipe, as `head` does; that is no error."""
+    """Whether the reader of the output has closed the pipe, as `head` does; that is no error."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # stdout is not a file, as in a test

@@ -13,8 +13,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agalite import files
+from agalite import files, validation
 from agalite.agents.a2c import A2C
+from agalite.envs import make
 from agalite.training import plots
 from agalite.training.config import TrainConfig
 from agalite.training.evaluate import evaluate, film
@@ -46,8 +47,28 @@ class Result:
 
 
 def run(out: Path, *, corridor: int, steps: int, seeds: int, seed: int) -> list[Result]:
-    """Trains both agents, or continues them, scores them, and writes pictures and a summary."""
+    """Trains both agents, or continues them, scores them, and writes pictures and a summary.
+
+    **Arguments:**
+
+    - `out`: the folder for both runs, `curve.png`, `episode.gif` and `summary.json`.
+    - `corridor`: length of the T-Maze.
+    - `steps`: environment steps of each seed.
+    - `seeds`: seeds of each agent.
+    - `seed`: the first of them, and that of the episode in the picture.
+
+    **Returns:**
+
+    A result for each of `AGENTS`.
+    """
+    validation.check_integer("steps", steps, minimum=1)
     configs = {name: config(name, corridor, steps, seeds, seed) for name in AGENTS}
+    make("tmaze", corridor=corridor)  # refuses a wrong length
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"out={str(out)!r} must be a folder; {path} is a file")
+    for name, c in configs.items():
+        _check_settings(c, out / name)
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"A T-Maze whose cue must be remembered for {corridor} steps. Without memory: "
@@ -91,15 +112,18 @@ def config(memory: str, corridor: int, steps: int, seeds: int, seed: int) -> Tra
     )
 
 
+def _check_settings(config: TrainConfig, folder: Path) -> None:
+    if folder.exists() and Run.open(folder).settings != files.plain(config.to_dict()):
+        raise ValueError(
+            f"{folder} holds a run with other settings; remove it, or choose another --out"
+        )
+
+
 def _trained(config: TrainConfig, folder: Path, console: Console) -> Run:
     if not folder.exists():
         console.print(f"\n{config.memory}:")
         return train(config, folder)
     run = Run.open(folder)
-    if run.asked != files.plain(config.to_dict()):
-        raise ValueError(
-            f"{folder} holds a run with other settings; remove it, or choose another --out"
-        )
     if run.read_summary() is not None:
         console.print(f"\n{config.memory}: already trained")
         return run

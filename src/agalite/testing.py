@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +36,8 @@ TOLERANCE = 1e-5  # of the outputs' scale, in float32
 _ROUNDING = 4.0
 _GRADIENT_TOLERANCE = 1e-8  # of the largest gradient, in float64
 _NUDGES = 8
+_PARTS = ("initial_state", "step", "scan", "input_size", "output_size", "state_size")
+_LONGEST_REASON = 300  # characters of a model's own error message
 # For programs that run once and whose rounding does not matter: half the time to compile.
 _COMPILE_QUICKLY = {"xla_backend_optimization_level": 0}
 
@@ -54,10 +57,13 @@ def check_memory(
     """Tests that a memory model keeps its contract, as Gymnasium's `check_env` does for
     environments.
 
+    Shapes come first, before anything is compiled: `scan` gives (T, output_size), `step` gives
+    (output_size,), and both give a state like `initial_state()`.
+
     **Arguments:**
 
-    - `memory`: the model, with `initial_state`, `step`, `scan`, `input_size` and `state_size`.
-        Small sizes are enough, and fast.
+    - `memory`: the model, with `initial_state`, `step`, `scan`, `input_size`, `output_size` and
+        `state_size`. Small sizes are enough, and fast.
     - `key`: draws inputs and resets; `None` is `jax.random.key(0)`.
     - `steps`: length of the sequences of promises 1 to 4, at least 4.
     - `longest`: length of the longest sequence of promise 6, at least 2.
@@ -65,7 +71,8 @@ def check_memory(
 
     **Raises:**
 
-    `ContractError`, which names the promise and the input at which it fails.
+    `ContractError`, which names the promise and the input at which it fails. An exception of the
+    model becomes one too, chained to it.
     """
     for name, value, least in (("steps", steps, 4), ("longest", longest, 2)):
         if value < least:
@@ -74,14 +81,17 @@ def check_memory(
     for promise in promises:
         if promise not in PROMISES:
             raise ValueError(f"promises has {promise!r}; choose from {sorted(PROMISES)}")
+    _check_parts(memory)
     case = _Case(memory, jax.random.key(0) if key is None else key, steps, longest)
-    # A state of the wrong shape makes all other promises fail, with less to the point messages.
+    # Wrong shapes make all other promises fail, with less to the point messages.
+    case.check_shapes()
     for promise in sorted(promises, key=lambda promise: (promise != 4, promise)):
-        getattr(case, f"promise_{promise}")()
+        with case.blame(promise, "while it was tested"):
+            getattr(case, f"promise_{promise}")()
 
 
 def check_env(env: Any, **options: Any) -> None:
-    """Tests that a JAX environment keeps gymnax's contract and ours.
+    """Tests that a JAX environment keeps gymnax's contract and this library's.
 
     **Arguments:**
 
@@ -100,6 +110,21 @@ def check_env(env: Any, **options: Any) -> None:
         raise ContractError(str(error)) from None
 
 
+def _check_parts(memory: Any) -> None:
+    """Raises if this is no memory model at all."""
+    if isinstance(memory, type):
+        raise ContractError(f"{memory.__name__} is a class: check an instance of it")
+    name = type(memory).__name__
+    # Looked up in the class where possible: a property may fail, which is another error.
+    missing = [x for x in _PARTS if not hasattr(type(memory), x) and not hasattr(memory, x)]
+    if missing:
+        raise ContractError(f"{name} is not a memory model: it has no {', '.join(missing)}")
+    for size in ("input_size", "output_size"):
+        value = getattr(memory, size)
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ContractError(f"{name}: {size} is {value!r}, not a whole number >= 1")
+
+
 class _Case:
     """A model, the programs that all promises share, and one method for each promise."""
 
@@ -115,9 +140,69 @@ class _Case:
         def step(weights: Any, state: Any, x: Array, reset: Array) -> Any:
             return eqx.combine(weights, rest).step(state, x, reset)
 
-        self.scan: Callable[..., Any] = lambda *args: scan(weights, *args)
-        self.step: Callable[..., Any] = lambda *args: step(weights, *args)
-        self.start = memory.initial_state()
+        def blamed_scan(state: Any, xs: Any, resets: Any) -> Any:
+            with self.blame(self.promise, f"scan of {_count(len(xs))}"):
+                return scan(weights, state, xs, resets)
+
+        def blamed_step(state: Any, x: Any, reset: Any) -> Any:
+            with self.blame(self.promise, "step"):
+                return step(weights, state, x, reset)
+
+        self.scan: Callable[..., Any] = blamed_scan
+        self.step: Callable[..., Any] = blamed_step
+        self.scan_shapes: Callable[..., Any] = lambda *args: scan.eval_shape(weights, *args)
+        self.step_shapes: Callable[..., Any] = lambda *args: step.eval_shape(weights, *args)
+        self.promise = 4  # the one that is being tested
+        with self.blame(4, "initial_state()"):
+            self.start = memory.initial_state()
+
+    @contextmanager
+    def blame(self, promise: int, what: str) -> Iterator[None]:
+        """An exception of the model in here is a broken promise."""
+        self.promise = promise
+        try:
+            yield
+        except ContractError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            if len(reason) > _LONGEST_REASON:
+                reason = f"{reason[:_LONGEST_REASON]}..."
+            raised = f"{what}: raised {type(error).__name__}: {reason}"
+            raise self.error(promise, raised) from error
+
+    def check_shapes(self) -> None:
+        """Traces scan and step, and compiles nothing."""
+        leaves = jax.tree.leaves(self.start)
+        for x in leaves:
+            if not isinstance(x, jax.Array | np.ndarray):
+                raise self.error(4, f"initial_state() has a {type(x).__name__}, not an array")
+        # A state without arrays is allowed (Feedforward's), but is often a mistake.
+        origin = "" if leaves else f" from initial_state() = {self.start!r}, which has no arrays"
+        xs, resets = self.inputs(30)
+        calls = {
+            f"scan of {_count(self.steps)}": (self.scan_shapes, xs, resets),
+            "scan of one input": (self.scan_shapes, xs[:1], resets[:1]),
+            "step": (self.step_shapes, xs[0], resets[0]),
+        }
+        for name, (run, x, reset) in calls.items():
+            with self.blame(4, name + origin):
+                found = run(self.start, x, reset)
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise self.error(4, f"{name} gives a {type(found).__name__}, not (state, output)")
+            state, y = found
+            before, after = _structure(self.start), _structure(state)
+            if before != after:
+                before, after = (x or "no arrays" for x in (before, after))
+                raise self.error(4, f"{name} changes the state from {before} to {after}")
+            shape, expected = getattr(y, "shape", None), (*x.shape[:-1], self.memory.output_size)
+            if shape != expected:
+                gives = f"a {type(y).__name__}" if shape is None else f"outputs of shape {shape}"
+                raise self.error(
+                    1,
+                    f"{name} gives {gives}; output_size={self.memory.output_size} promises "
+                    f"{expected}",
+                )
 
     @cached_property
     def used(self) -> Any:
@@ -179,7 +264,7 @@ class _Case:
         xs, _ = self.inputs(20)
         states = {
             "a used state": self.used,
-            "a state of enormous numbers": jax.tree.map(_spoil, self.start),
+            "a state of enormous numbers": jax.tree.map(_fill_with_huge_values, self.start),
         }
         for name, run in (("scan", self.scan), ("step", self.repeated_step)):
             _, fresh = run(self.start, xs, never)
@@ -193,24 +278,12 @@ class _Case:
         self.same(3, a, b, where, middle, 0.0, offset=half)
 
     def promise_4(self) -> None:
-        xs, resets = self.inputs(30)
-        for x in jax.tree.leaves(self.start):
-            if not isinstance(x, jax.Array | np.ndarray):
-                raise self.error(4, f"initial_state() has a {type(x).__name__}, not an array")
-        expected = _structure(self.start)
-        calls = {
-            f"scan of {self.steps} inputs": (self.scan, xs, resets),
-            "scan of one input": (self.scan, xs[:1], resets[:1]),
-            "step": (self.step, xs[0], resets[0]),
-        }
-        for name, (run, *inputs) in calls.items():
-            found = _structure(jax.eval_shape(run, self.start, *inputs)[0])
-            if found != expected:
-                raise self.error(4, f"{name} changes the state from {expected} to {found}")
         floats = [x for x in jax.tree.leaves(self.start) if jnp.issubdtype(x.dtype, jnp.floating)]
         size = sum(x.size for x in floats)
-        if self.memory.state_size != size:
-            raise self.error(4, f"state_size is {self.memory.state_size}; the state has {size}")
+        with self.blame(4, "state_size"):
+            state_size = self.memory.state_size
+        if state_size != size:
+            raise self.error(4, f"state_size is {state_size}; the state has {size}")
 
     def promise_5(self) -> None:
         weights, rest = eqx.partition(self.memory, eqx.is_inexact_array)
@@ -230,8 +303,10 @@ class _Case:
             return jax.lax.scan(lambda s, x: memory.step(s, *x), state, (xs, resets))
 
         with jax.enable_x64(True):
-            expected = gradient(unrolled)
-            found = gradient(lambda memory, *args: memory.scan(*args))
+            with self.blame(5, f"gradient of {len(xs)} steps, in float64"):
+                expected = gradient(unrolled)
+            with self.blame(5, f"gradient of a scan of {_count(len(xs))}, in float64"):
+                found = gradient(lambda memory, *args: memory.scan(*args))
         scale = max(np.abs(x).max() for x in jax.tree.leaves(expected))
         apart = jax.tree.map(lambda a, b: np.abs(a - b) / scale, found, expected)
         wrong = jax.tree.map(lambda x: ~(x <= _GRADIENT_TOLERANCE), apart)
@@ -268,15 +343,15 @@ class _Case:
         )
         for name, (of_weights, of_inputs) in cases.items():
             scaled = jax.tree.map(lambda x, f=of_weights: (f * x).astype(x.dtype), weights)
-            found = gradient(scaled, xs * np.float32(of_inputs))
+            with self.blame(6, f"gradient of a scan of {_count(steps)}{name}"):
+                found = gradient(scaled, xs * np.float32(of_inputs))
             (by_weights, by_xs), ys = jax.tree.map(lambda x: ~np.isfinite(x), found)
             problems = (
                 *_located("", None, "outputs", ys),
                 *_located("gradient by the weights", by_weights, "gradient by xs", by_xs),
             )
             for where in problems:
-                inputs = "one input" if steps == 1 else f"{steps} inputs"
-                raise self.error(6, f"for {inputs}{name}: {where}")
+                raise self.error(6, f"for {_count(steps)}{name}: {where}")
 
     def same(
         self,
@@ -329,13 +404,17 @@ class _Case:
         return ContractError(f"{name}, promise {promise} ({PROMISES[promise]}): {where}")
 
 
-def _spoil(x: Array) -> Any:
+def _fill_with_huge_values(x: Array) -> Any:
     """Enormous numbers and counters at the end of their range; random keys (uint32) are kept."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return np.full(x.shape, 1e30, x.dtype)
     if x.dtype in (jnp.uint32, jnp.bool_) or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
     return np.full(x.shape, jnp.iinfo(x.dtype).max - 1, x.dtype)
+
+
+def _count(inputs: int) -> str:
+    return "one input" if inputs == 1 else f"{inputs} inputs"
 
 
 def _structure(state: Any) -> list[str]:

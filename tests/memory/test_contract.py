@@ -156,6 +156,96 @@ def test_check_memory_accepts_rounding(monkeypatch):
         check_memory(memory, promises=[1])
 
 
+class Untidy(Memory):
+    """A model with another fault in `_run` or `initial_state`. Nothing of it is ever compiled."""
+
+    start: object = None
+    run: object = eqx.field(static=True, default=None)
+    input_size: int = eqx.field(static=True, default=INPUT)
+    output_size: int = eqx.field(static=True, default=4)
+
+    dtype = jnp.dtype("float32")
+
+    def initial_state(self):
+        return self.start
+
+    def _run(self, state, xs, _):
+        return self.run(state, xs)
+
+
+def widen(xs):
+    return jnp.pad(xs, ((0, 0), (0, 1)))  # (T, 3) -> (T, 4), as output_size says
+
+
+def grumble(*_):
+    raise TypeError("no\nsuch   thing")
+
+
+UNTIDY = {
+    "another width": (
+        jnp.zeros(2),
+        lambda state, xs: (state, xs),
+        r"promise 1 .* scan of 17 inputs gives outputs of shape \(17, 3\); output_size=4 promises "
+        r"\(17, 4\)",
+    ),
+    "no array of outputs": (
+        jnp.zeros(2),
+        lambda state, xs: (state, [xs]),
+        "17 inputs gives a list",
+    ),
+    "raises": (
+        jnp.zeros(2),
+        grumble,
+        r"promise 4 .*: scan of 17 inputs: raised TypeError: no such thing$",
+    ),
+    "no state": (
+        None,
+        lambda state, xs: (state + 1, widen(xs)),
+        r"17 inputs from initial_state\(\) = None, which has no arrays: raised TypeError: ",
+    ),
+    "a state from nothing": (
+        None,
+        lambda _, xs: (xs[-1], widen(xs)),
+        r"changes the state from no arrays to .*float32\[3\]",
+    ),
+    "a counter that becomes a float": (
+        jnp.zeros((), jnp.int32),
+        lambda state, xs: (state + 0.5, widen(xs)),
+        r"changes the state from .* int32\[\].* to .* float32\[\]",
+    ),
+    "a number as state": (1.5, lambda state, xs: (state, xs), "initial_state\\(\\) has a float"),
+}
+
+
+@pytest.mark.parametrize("fault", UNTIDY)
+def test_check_memory_says_what_is_wrong_before_it_compiles(fault, monkeypatch):
+    start, run, message = UNTIDY[fault]
+    monkeypatch.setattr(testing._Case, "promise_4", lambda _: pytest.fail("shapes come first"))
+    with pytest.raises(ContractError, match="Untidy, .*" + message) as raised:
+        check_memory(Untidy(start, run))
+    assert (raised.value.__cause__ is not None) == ("raised" in message)
+
+
+def test_check_memory_blames_the_promise_in_which_a_model_raises():
+    def run(state, xs):
+        return state, widen(xs) if xs.dtype == jnp.float32 and len(xs) != 9 else grumble()
+
+    memory = Untidy(jnp.zeros(2), run)
+    with pytest.raises(ContractError, match=r"promise 6 .* scan of 9 inputs: raised TypeError: no"):
+        check_memory(memory, promises=[6], longest=9)
+
+
+def test_check_memory_of_something_else():
+    with pytest.raises(
+        ContractError, match="int is not a memory model: it has no initial_state, s"
+    ):
+        check_memory(3)
+    with pytest.raises(ContractError, match="LeakySum is a class: check an instance"):
+        check_memory(LeakySum)
+    with pytest.raises(ContractError, match="output_size is 0, not a whole number"):
+        check_memory(Untidy(None, None, output_size=0))
+
+
 def test_check_memory_refuses_bad_arguments():
     memory = leaky_sum("no fault")
     with pytest.raises(ValueError, match="promises has 7; choose from"):

@@ -97,7 +97,7 @@ def test_a_trained_agent_is_loaded_and_evaluated(finished):
 
 
 def test_a_run_that_has_ended_is_resumed_and_its_config_read_back(finished):
-    assert config_from_dict(finished.asked) == config()
+    assert config_from_dict(finished.settings) == config()
     before = finished.metrics_path.read_bytes()
     resume(finished.folder, quiet=True)
     assert finished.metrics_path.read_bytes() == before

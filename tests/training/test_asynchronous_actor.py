@@ -92,7 +92,7 @@ def test_what_is_handed_over_is_what_happened(network):
     np.testing.assert_allclose(new.log_probs, batch.log_probs, atol=2e-5)
     np.testing.assert_allclose(new.values, batch.values, atol=2e-5)
 
-    # After an episode that terminated there is nothing, after one that was cut off the value of its
+    # After an episode that terminated there is nothing, after a truncated one the value of its
     # final observation, else that of the next observation, whichever rollout has it.
     terminated = rollout.ends & (np.rint(rollout.obs[..., 1] * 8) % 2 == 0)
     truncated = rollout.ends & ~terminated

@@ -291,7 +291,10 @@ def test_nothing_usable_is_a_clear_error(checkpoints):
         checkpoints.restore(small(0), step=2)  # asked for: no other will do
     folder(checkpoints, 1).joinpath("manifest.json").unlink()
     passed = pytest.warns(UserWarning, match="is skipped")
-    with passed, pytest.raises(ValueError, match=r"all checkpoints in .* are damaged"):
+    with (
+        passed,
+        pytest.raises(ValueError, match=r"all checkpoints in .* are damaged.*; train again"),
+    ):
         checkpoints.restore(small(0))
 
 

@@ -85,7 +85,18 @@ def test_the_python_api_makes_the_same_configuration(preset):
         ("tmaze --update-epochs 2", "--update-epochs is an option of ppo and appo; the algorithm"),
         ("masked-cartpole --corridor=5", "--corridor is an option of tmaze; the environment"),
         ("", "name the environment before its options, as in: agalite train tmaze"),
-        ("--corridor 5 tmaze", "name the environment before its options"),
+        (
+            "--corridor 5 --memory gru tmaze",
+            "put tmaze first: agalite train tmaze --corridor 5 --m",
+        ),
+        ("--num-envs 5 gym:CartPole-v1", "put gym:CartPole-v1 first: agalite train gym:Cart"),
+        ("--corridor 5", "name the environment before its options"),
+        (
+            "tmaze --memory gru --model.eta 3",
+            "--model.eta is an option of agalite, galite and linear, not of gru",
+        ),
+        ("tmaze --memory gru --model.r=3", "--model.r is an option of agalite, not of gru"),
+        ("tmaze --steps -5", r"--steps \(total_timesteps\)=-5 must be a whole number >= 1"),
         ("tmaze masked-cartpole", "tmaze and masked-cartpole: one environment at a time"),
         ("gym:CartPole-v1 --seeds 2", "seeds: gym:CartPole-v1 is stepped outside JAX"),
         ("tmaze --import some", "--import some is for environments of Gymnasium"),
@@ -104,6 +115,19 @@ def test_an_unknown_option_leads_to_the_right_help(capsys):
     with pytest.raises(SystemExit):
         parse(["tmaze", "--memory", "gru", "--nonsense", "2"], PROG)
     assert "agalite train tmaze --memory gru --help" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_help_without_an_environment_says_whose_options_it_shows(capsys):
+    for words in ([], ["tmaze"]):
+        with pytest.raises(SystemExit):
+            parse([*words, "--help"], PROG)
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        said = (
+            "Options shown for tmaze with memory agalite; `agalite train ENV --memory M --help` "
+            "shows those of another choice."
+        )
+        assert (said in text) == (not words)
+        assert "a2c, ppo or appo. (default: the preset's)" in text
 
 
 def test_every_option_has_a_help_text(capsys):
@@ -125,8 +149,17 @@ def test_every_option_has_a_help_text(capsys):
         (["resume", "/nowhere"], "/nowhere"),
         (["eval", "/nowhere"], "/nowhere"),
         (["plot", "/nowhere"], "/nowhere"),
+        # Nothing is announced before it is refused.
+        (["watch", "runs/NAME", "--out", "x.txt"], "must end in .html, .gif or .mp4"),
+        (["watch", "/nowhere", "--out", "x.html"], "/nowhere"),
+        (["export", "runs/NAME"], "nothing to write: name a file"),
+        (["demo", "--seeds", "1", "--corridor", "1"], "corridor=1"),
+        (["demo", "--seeds", "1", "--steps", "0"], "steps=0 must be"),
+        (["demo", "--seeds", "1", "--out", __file__], "test_command.py is a file"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
     assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)

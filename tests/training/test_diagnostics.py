@@ -1,4 +1,4 @@
-"""Marks of failing runs: each fires on made-up metrics, and not on those of a healthy twin."""
+"""Symptoms of failing runs: each fires on made-up metrics, and not on those of a healthy twin."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from agalite.memory.layers import FusedProjection
 from agalite.training import diagnostics
 from agalite.training.config import TrainConfig
 from agalite.training.diagnostics import (
-    MARKS,
+    SYMPTOMS,
     BelowEpsilon,
     Diagnostics,
     Facts,
@@ -62,8 +62,8 @@ def history(rows=20, every=25_000, **changes):
 
 
 def found(seen, facts=FACTS):
-    """The kinds of the marks that a history has."""
-    return [kind for kind, mark in MARKS.items() if mark(seen, facts)]
+    """The kinds of the symptoms that a history has."""
+    return [kind for kind, symptom in SYMPTOMS.items() if symptom(seen, facts)]
 
 
 def of(**changes):
@@ -80,15 +80,15 @@ def test_a_healthy_run_has_no_mark():
 
 
 def test_a_uniform_policy():
-    sentence = MARKS["uniform policy"](history(**STUCK), FACTS)
+    sentence = SYMPTOMS["uniform policy"](history(**STUCK), FACTS)
     assert sentence is not None
     for part in ("after 500,000 steps", "1.3860 of at most 1.3863", "no episode", "--actor-gain"):
         assert part in sentence
     assert "--ent-coef below 0.01" in sentence
     without = dataclasses.replace(FACTS, ent_coef=0.0)
-    assert "--ent-coef" not in (MARKS["uniform policy"](history(**STUCK), without) or "")
+    assert "--ent-coef" not in (SYMPTOMS["uniform policy"](history(**STUCK), without) or "")
     cartpole = history(**{**STUCK, **of(episodic_return=FLAT, success=None)})
-    assert "the return stays at 20.5" in (MARKS["uniform policy"](cartpole, FACTS) or "")
+    assert "the return stays at 20.5" in (SYMPTOMS["uniform policy"](cartpole, FACTS) or "")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_continuous_actions_have_no_marks_of_entropy():
 
 def test_collapsed_entropy():
     seen = history(**of(entropy=0.01, success=[0.5 + 0.02 * (i % 2) for i in range(20)]))
-    sentence = MARKS["collapsed entropy"](seen, FACTS)
+    sentence = SYMPTOMS["collapsed entropy"](seen, FACTS)
     assert sentence is not None
     assert "0.0100 of at most 1.3863" in sentence
     assert "success stays at 0.51: try --ent-coef above 0.01" in sentence
@@ -148,7 +148,7 @@ def test_a_policy_without_memory_may_be_certain_and_wrong():
 
 
 def test_clipped_gradients():
-    sentence = MARKS["clipped gradients"](history(**of(grad_norm=400.0)), FACTS)
+    sentence = SYMPTOMS["clipped gradients"](history(**of(grad_norm=400.0)), FACTS)
     assert sentence is not None
     assert "400 or more in the last 200,000 steps, --max-grad-norm is 0.5" in sentence
     for norms in (20.0, [400.0] * 19 + [3.0], [3.0] * 19 + [1e5]):
@@ -158,7 +158,7 @@ def test_clipped_gradients():
 
 def test_a_dominating_value_loss():
     large = of(value_loss=60.0, episodic_return=FLAT)
-    sentence = MARKS["dominating value loss"](history(**large), FACTS)
+    sentence = SYMPTOMS["dominating value loss"](history(**large), FACTS)
     assert sentence is not None
     assert "30 times the policy's part" in sentence
     assert "--norm-return" in sentence

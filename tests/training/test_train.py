@@ -98,7 +98,7 @@ def rows_without_speed(folder):
 
 
 def final_leaves(folder):
-    config = config_from_dict(Run.open(folder).asked)
+    config = config_from_dict(Run.open(folder).settings)
     like = Seeds(1).shapes(Trainer(config).init, np.zeros(1, np.uint32))
     step, state = Checkpoints(folder / "checkpoints").restore(like)
     leaves = [

@@ -187,7 +187,7 @@ def test_command(run, tmp_path, capsys):
         (["--out", "no/page.html"], "does not exist"),
         (["--out", "page.html", "--steps", "0"], "steps=0"),
         (["--out", "page.html", "--steps", "5000"], "steps=5000"),
-        (["--out", "page.html", "--seed-number", "3"], "seed_number=3"),
+        (["--out", "page.html", "--seed-number", "3"], "the run has 1 seed: seed_number must be 0"),
     ],
 )
 def test_bad_options_are_refused(run, words, said, tmp_path, capsys, monkeypatch):

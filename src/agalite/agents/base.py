@@ -29,13 +29,13 @@ class Agent:
     gamma: float = 0.99
     """Discount factor of future rewards."""
     gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation: 0 trusts the critic, 1 the observed rewards."""
+    """Lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo."""
     ent_coef: float = 1e-3
     """Coefficient of the entropy bonus."""
     vf_coef: float = 0.5
     """Coefficient of the value loss."""
     max_grad_norm: float = 0.5
-    """Largest norm of the gradient; a longer one is scaled down to it."""
+    """Gradients are clipped to this global norm."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over the run."""
     anneal_ent_coef: bool = False
@@ -177,7 +177,19 @@ def make_batch(
     advantages: Float[Array, "T B"],
     seq_len: int,
 ) -> Batch:
-    """A rollout of T = N * L steps in B environments as S = N * B sequences of L = `seq_len`."""
+    """A rollout of T = N * L steps in B environments as S = N * B sequences of L = `seq_len`.
+
+    **Arguments:**
+
+    - `rollout`: (T, B, ...).
+    - `initial_states`: (N, B, ...), the memory states that the sequences began with.
+    - `advantages`: (T, B).
+    - `seq_len`: L, which divides T.
+
+    **Returns:**
+
+    The batch: (L, S, ...), its initial states (S, ...), and targets advantages + values.
+    """
     parts = advantages.shape[0] // seq_len
     states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), initial_states)
     r = rollout
@@ -226,7 +238,18 @@ def apply_gradients(
     loss: Loss,
     batch: Batch,
 ) -> tuple[ActorCritic, Any, Metrics]:
-    """One gradient step on `loss(model, batch)`, which returns the loss and metrics."""
+    """One gradient step.
+
+    **Arguments:**
+
+    - `model`, `optimizer`, `opt_state`: as in `Agent.learn`.
+    - `loss`: `loss(model, batch)` is the loss () and metrics.
+    - `batch`: (L, S, ...).
+
+    **Returns:**
+
+    The new model, the new optimizer state, and the metrics with the norm of the gradient.
+    """
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
     def loss_of(params: Any) -> tuple[Float[Array, ""], Metrics]:

@@ -28,7 +28,7 @@ class PPO(Agent):
     ent_coef: float = 3e-3
     """Coefficient of the entropy bonus."""
     max_grad_norm: float = 4.0
-    """Largest norm of the gradient; a longer one is scaled down to it."""
+    """Gradients are clipped to this global norm."""
     update_epochs: int = 3
     """Epochs: passes over each rollout."""
     num_minibatches: int = 8
@@ -137,6 +137,17 @@ class PPO(Agent):
         """The clipped surrogate loss of PPO on a minibatch, with value loss and entropy bonus.
 
         With `norm_return`, values are compared in standard deviations of the return.
+
+        **Arguments:**
+
+        - `model`: the actor-critic.
+        - `batch`: (L, S, ...), a minibatch of whole sequences.
+        - `ent_coef`: (), coefficient of the entropy bonus.
+        - `clip_coef`: (), the ratio of probabilities is clipped to 1 - it and 1 + it.
+
+        **Returns:**
+
+        The loss () and metrics.
         """
         new = evaluate_actions(model, batch)
         return self._clipped_loss(new, batch, ent_coef, clip_coef, model.value_scale)
@@ -149,6 +160,7 @@ class PPO(Agent):
         clip_coef: Float[Array, ""] | float,
         value_scale: Float[Array, ""] | float,
     ) -> tuple[Float[Array, ""], Metrics]:
+        """The formula of `loss`, from what the model says about the batch."""
         advantages = batch.advantages
         values, old_values, targets = new.values, batch.values, batch.targets
         if self.norm_return:

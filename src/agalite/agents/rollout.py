@@ -63,7 +63,18 @@ class Episodes(NamedTuple):
 
 
 def init(model: ActorCritic, envs: "VectorEnv", key: Array) -> RunnerState:
-    """Resets all environments; every one begins an episode with an empty memory."""
+    """Resets all environments; every one begins an episode with an empty memory.
+
+    **Arguments:**
+
+    - `model`: the actor-critic that will act.
+    - `envs`: the B environments.
+    - `key`: for the resets.
+
+    **Returns:**
+
+    The runner state before the first step: `obs` (B, ...), `resets` (B,) all true.
+    """
     obs, env_state = envs.reset(key)
     count = envs.num_envs
     zeros = jnp.zeros(count)
@@ -196,6 +207,18 @@ def batched_cond(
 
     `vmap` turns `lax.cond` into a select that always computes both branches. This one computes
     `function` for the whole batch if any element needs it, and not at all if none does.
+
+    **Arguments:**
+
+    - `pred`: ().
+    - `function`: of `args`; it returns a pytree like `otherwise`.
+    - `otherwise`: a pytree of arrays.
+    - `args`: pytrees of arrays. Under `vmap`, pass everything batched here: `function` must not
+        close over it.
+
+    **Returns:**
+
+    A pytree like `otherwise`.
     """
 
     @custom_batching.custom_vmap

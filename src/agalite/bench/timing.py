@@ -74,7 +74,7 @@ def interleave(
     seconds: float | None = None,
     description: str = "timing",
 ) -> None:
-    """Times the programs in turns, after one run of each that does not count.
+    """Times the programs, interleaved, after one run of each that does not count.
 
     A step of a stream should find the caches as its own last step left them, not as another model
     did. So with a time limit a turn of a short program is one run that does not count and four that

@@ -33,6 +33,8 @@ _LARGEST_NORMAL = 6.0
 
 @struct.dataclass
 class CartPoleState(environment.EnvState):
+    """Position and velocity of the cart, angle and angular velocity of the pole."""
+
     time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
     x: Float[Array, ""]
     x_dot: Float[Array, ""]
@@ -42,6 +44,8 @@ class CartPoleState(environment.EnvState):
 
 @struct.dataclass
 class CartPoleParams(environment.EnvParams):
+    """The time limit, and the standard deviation of the observations' noise."""
+
     max_steps_in_episode: int = 500
     noise: float = 0.0
 

@@ -31,12 +31,16 @@ _NOT_OPTIONS = ("max_timesteps", "fractal_noise_angles")
 
 @struct.dataclass
 class CraftaxState(environment.EnvState):
+    """The game's own state, and the steps since its beginning."""
+
     time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
     game: Any  # craftax's own state
 
 
 @struct.dataclass
 class CraftaxParams(environment.EnvParams):
+    """The game's own parameters, and the time limit."""
+
     max_steps_in_episode: int = 10_000
     game: Any = None  # craftax's own parameters; their time limit is not used
 

@@ -21,6 +21,7 @@ def blank(height: int, width: int, colour: Colour) -> Frame:
 def rectangle(
     frame: Frame, left: Number, top: Number, right: Number, bottom: Number, colour: Colour
 ) -> Frame:
+    """A filled rectangle; `right` and `bottom` are outside it."""
     ys, xs = _centres(frame)
     inside = (xs >= left) & (xs < right) & (ys >= top) & (ys < bottom)
     return _paint(frame, inside, colour)
@@ -40,6 +41,7 @@ def line(
 
 
 def circle(frame: Frame, x: Number, y: Number, radius: Number, colour: Colour) -> Frame:
+    """A filled circle around (x, y)."""
     ys, xs = _centres(frame)
     return _paint(frame, (xs - x) ** 2 + (ys - y) ** 2 <= radius**2, colour)
 

@@ -45,6 +45,8 @@ _CUE_SHIFT = 31
 
 @struct.dataclass
 class TMazeState(environment.EnvState):
+    """Where the agent is, and the turn that it must remember."""
+
     time: Int[Array, ""]  # pyright: ignore[reportIncompatibleVariableOverride]
     position: Int[Array, ""]  # 0 (start) to corridor - 1 (junction)
     cue: Int[Array, ""]  # the correct turn: UP or DOWN
@@ -54,6 +56,8 @@ class TMazeState(environment.EnvState):
 
 @struct.dataclass
 class TMazeParams(environment.EnvParams):
+    """The arguments of `TMaze`."""
+
     max_steps_in_episode: int = 1000
     corridor: int = 160
     distractors_at_start: bool = False

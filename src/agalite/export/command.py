@@ -11,10 +11,7 @@ from agalite import extras
 
 @dataclass(frozen=True)
 class Export:
-    """Write a trained agent to a file that other programs run (ONNX, StableHLO).
-
-    agalite export runs/NAME --onnx policy.onnx
-    """
+    """Write a trained agent to a file that other programs run (ONNX, StableHLO)."""
 
     run_folder: tyro.conf.Positional[Path]
     """The folder of the run."""
@@ -33,11 +30,12 @@ class Export:
 
     def run(self) -> None:
         extras.require_training("agalite export")
-        from agalite.export.policy import export_run
+        from agalite.export.policy import check_arguments, export_run
         from agalite.export.verify import STEPS
-        from agalite.training.run import Run
+        from agalite.training.policy import open_run
 
-        total = Run.open(self.run_folder).config["total_timesteps"]
+        check_arguments(self.onnx, self.stablehlo, self.batch_size, self.tolerance)
+        total = open_run(self.run_folder, seed_number=self.seed_number)[1].total_timesteps
         print("compiling, writing and verifying: about a minute", file=sys.stderr)
         for file in export_run(
             self.run_folder,

@@ -62,6 +62,23 @@ def export_model(
 
     The files that were written.
     """
+    formats = check_arguments(onnx, stablehlo, batch_size, tolerance)
+    step = make_step(model, spaces[0].dtype, batch_size)
+    metadata = describe(step, model.actor, spaces, config or {}, at_step)
+    return [
+        _write(path, module, step, metadata, spaces[0], tolerance) for _, path, module in formats
+    ]
+
+
+def check_arguments(
+    onnx: Path | None, stablehlo: Path | None, batch_size: int, tolerance: float
+) -> list[tuple[str, Path, ModuleType]]:
+    """Refuses what `export_model` refuses, before anything is loaded.
+
+    **Returns:**
+
+    The files to write: the argument's name, the path, and the module of its format.
+    """
     validation.check_integer("batch_size", batch_size, minimum=1)
     validation.check_number("tolerance", tolerance, minimum=0)
     formats: list[tuple[str, Path, ModuleType]] = []
@@ -76,11 +93,7 @@ def export_model(
     for name, path, module in formats:
         module.require()
         files.check_writable(name, path)
-    step = make_step(model, spaces[0].dtype, batch_size)
-    metadata = describe(step, model.actor, spaces, config or {}, at_step)
-    return [
-        _write(path, module, step, metadata, spaces[0], tolerance) for _, path, module in formats
-    ]
+    return formats
 
 
 def export_run(

@@ -1,7 +1,8 @@
 """AGaLiTe: the approximate gated linear transformer (Algorithm 4).
 
 The attention is written out here, to be read beside the algorithm. The block around it is
-`block.py`, its layers are in `layers.py`, and lines 7 to 16 are `ops/agalite/reference.py`.
+`block.py`, its layers are in `layers.py`, and lines 7 to 16 are `ops/agalite/reference.py`. The
+algorithm ends at the heading "acting".
 """
 
 import math
@@ -35,6 +36,8 @@ from agalite.ops.recurrence import METHODS, Method
 
 @dataclass(frozen=True)
 class AGaLiTeConfig(StackConfig):
+    """Options of AGaLiTe. The defaults are the paper's for T-Maze."""
+
     eta: int = 4
     """Feature-map expansion: keys and queries are eta * head_size wide."""
     r: int = 1
@@ -139,6 +142,20 @@ class AGaLiTeAttention(Attention):
         return self.config.feature == "outer" and self.config.gating
 
 
+def _layer_state(c: AGaLiTeConfig, basis: Basis, dtype: Any) -> AGaLiTeState:
+    key = jax.random.key(c.seed) if c.basis == "rank1" else None
+    width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
+    return initial_state(basis, c.heads, width, c.head_size, dtype, key)
+
+
+def _layer_signs(signs: Array | None, layer: int) -> Array | None:
+    """Layers draw different signs from the one key in the state."""
+    if signs is None:
+        return None
+    key = jax.random.fold_in(jax.random.wrap_key_data(signs), jnp.uint32(layer))
+    return jax.random.key_data(key)
+
+
 class AGaLiTeMemoryState(NamedTuple):
     """The running sums of all layers (see `AGaLiTeState`), and the phase that they share."""
 
@@ -199,7 +216,9 @@ class AGaLiTe(Stack):
     def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
         return state  # nothing in it is derived from the present weights
 
-    # --- acting: one kernel for a step of all layers ----------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
+    # The algorithm ends here. What follows computes the same step faster: one custom kernel for all
+    # layers, which reads its weights from one array.
 
     @property
     def has_step_kernel(self) -> bool:
@@ -239,6 +258,10 @@ class AGaLiTe(Stack):
             lambda args, d: jax.vjp(unpacked, *args)[1](d),
         )
         return step(packed, state, h, resets)
+
+
+# --- the weights of the step kernel ---------------------------------------------------------------
+# Only the order of the weights in memory; nothing of the algorithm.
 
 
 class PackedBlocks(eqx.Module):
@@ -294,17 +317,3 @@ def _packable(blocks: Any) -> bool:
         return False
     leaves = jax.tree.leaves(blocks)
     return len(leaves) == len(kernel_order(blocks)) and kernels.usable(*leaves)
-
-
-def _layer_state(c: AGaLiTeConfig, basis: Basis, dtype: Any) -> AGaLiTeState:
-    key = jax.random.key(c.seed) if c.basis == "rank1" else None
-    width = feature_width(c.feature, c.head_size, eta=c.eta, nu=c.nu)
-    return initial_state(basis, c.heads, width, c.head_size, dtype, key)
-
-
-def _layer_signs(signs: Array | None, layer: int) -> Array | None:
-    """Layers draw different signs from the one key in the state."""
-    if signs is None:
-        return None
-    key = jax.random.fold_in(jax.random.wrap_key_data(signs), jnp.uint32(layer))
-    return jax.random.key_data(key)

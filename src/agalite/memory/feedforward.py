@@ -14,6 +14,8 @@ from agalite.ops.activations import relu
 
 @dataclass(frozen=True)
 class FeedforwardConfig:
+    """Options of the network without memory."""
+
     d_model: int = 128
     """Width of the model and of its output."""
     layers: int = 4

@@ -32,6 +32,8 @@ from agalite.ops.recurrence import METHODS, Method
 
 @dataclass(frozen=True)
 class GaLiTeConfig(StackConfig):
+    """Options of GaLiTe. The defaults are the paper's for T-Maze."""
+
     eta: int = 4
     """Feature-map expansion: keys and queries are eta * head_size wide."""
     feature: str = "outer"

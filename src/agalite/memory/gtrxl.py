@@ -19,6 +19,8 @@ from agalite.memory.transformer import WindowAttention
 
 @dataclass(frozen=True)
 class GTrXLConfig(StackConfig):
+    """Options of GTrXL. The sizes are the paper's for T-Maze."""
+
     memory: int = 128
     """M, the number of inputs before the present one that each layer can read."""
     cache: bool = True

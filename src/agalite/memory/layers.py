@@ -275,6 +275,16 @@ def write_bias(
 
     Each head's time constants tau are log-uniform over `horizon`, in random order, and
     sigmoid(bias) = 1 / tau: the chrono initialisation of Tallec and Ollivier (2018).
+
+    **Arguments:**
+
+    - `horizon`: (shortest, longest) time constant, in steps.
+    - `heads`, `width`: the shape of the biases.
+    - `key`: draws the order.
+
+    **Returns:**
+
+    (heads, width).
     """
     shortest, longest = horizon
     tau = np.geomspace(shortest, longest, width)

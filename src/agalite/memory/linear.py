@@ -24,6 +24,8 @@ from agalite.ops.recurrence import METHODS, Method
 
 @dataclass(frozen=True)
 class LinearConfig(StackConfig):
+    """Options of the linear transformer (Algorithm 2)."""
+
     feature: str = "elu1"
     """Feature map: elu1 (as published), relu, dpfp or outer."""
     eta: int = 4

@@ -34,6 +34,8 @@ _POSITIONS = 2**16
 
 @dataclass(frozen=True)
 class TransformerConfig(StackConfig):
+    """Options of the transformer (Algorithm 1)."""
+
     context: int = 128
     """Number of inputs before the present one that each layer can read."""
     cache: bool = True

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 @jax.custom_vjp
 def sigmoid(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """1 / (1 + exp(-x)); the gradient keeps the output only."""
     return jax.nn.sigmoid(x)
 
 
@@ -24,6 +25,7 @@ sigmoid.defvjp(_sigmoid_fwd, lambda y, d: (d * y * (1 - y),))
 
 @jax.custom_vjp
 def tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """tanh(x); the gradient keeps the output only."""
     return jnp.tanh(x)
 
 
@@ -37,6 +39,7 @@ tanh.defvjp(_tanh_fwd, lambda y, d: (d * (1 - y * y),))
 
 @jax.custom_vjp
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """max(x, 0); the gradient keeps the output only."""
     return jnp.maximum(x, 0)
 
 

@@ -67,7 +67,18 @@ def cosine(k: Int[np.ndarray, "..."], t: Int[np.ndarray, "..."], r: int) -> np.n
 
 
 def make_basis(name: str, r: int, *, fold: bool = True) -> Basis:
-    """The basis of this name; `fold=False` keeps the r + 1 oscillators and the s of Algorithm 4."""
+    """The basis of this name.
+
+    **Arguments:**
+
+    - `name`: "paper", "published", "slots" or "rank1".
+    - `r`: the approximation parameter; for "slots" and "rank1" the number of state vectors.
+    - `fold`: `False` keeps the r + 1 oscillators and the s of Algorithm 4.
+
+    **Returns:**
+
+    A `Basis`.
+    """
     validation.check_one_of("basis", name, BASES)
     validation.check_integer("r", r, minimum=1)
     return _make_basis(name, int(r), fold)

@@ -65,11 +65,21 @@ def window_attention(
     scale: float,
     relative: tuple[Float[Array, "T H V"], Float[Array, "D H V"]] | None = None,
 ) -> Float[Array, "T H V"]:
-    """(T, H, V). Keys are the S - T inputs before the sequence, then the sequence's T own.
+    """Causal softmax attention over keys of which the first S - T are older than the sequence.
 
-    starts: (T,) first key that each query may read (its episode's first, counted in keys).
-    relative: (queries for positions (T, H, V), embeddings (window + 1, H, V) of distances
-    0 .. window), whose product is added to the scores: Transformer-XL's relative positions.
+    **Arguments:**
+
+    - `q`: (T, H, V).
+    - `k`, `v`: (S, H, V), of the S - T inputs before the sequence, then of its own T.
+    - `starts`: (T,) first key that each query may read (its episode's first, counted in keys).
+    - `window`: how many inputs before its own a query may read.
+    - `scale`: factor of the scores.
+    - `relative`: queries for positions (T, H, V) and embeddings (window + 1, H, V) of distances
+        0 .. window, whose product is added to the scores: Transformer-XL's relative positions.
+
+    **Returns:**
+
+    (T, H, V).
     """
     steps, before = q.shape[0], k.shape[0] - q.shape[0]
     block = max(_BLOCK, -(-steps // _MOST_BLOCKS))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro.conf
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from agalite.studies.runner import Executor
     from agalite.studies.trials import Trial
 
+_STUDY = tyro.conf.arg(metavar="STUDY")
+
 
 @dataclass(frozen=True)
 class List:
-    """List the studies: every figure and table of the paper, and ours."""
+    """List the studies: the paper's figures and tables, and three others."""
 
     def run(self) -> None:
         from rich.console import Console
@@ -44,7 +46,7 @@ class List:
 class Run:
     """Run the trials of a study: finished ones are kept, unfinished ones are resumed."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], _STUDY]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke (minutes), cpu (an evening on two cores) or paper (a cluster)."""
@@ -126,7 +128,7 @@ class Run:
 class Status:
     """Show the state and progress of each trial of a study."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], _STUDY]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke, cpu or paper."""
@@ -150,7 +152,7 @@ class Status:
 class Report:
     """Write the page of a study: figures, tables, and verdicts on the paper's claims."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], _STUDY]
     """A name that `agalite study list` lists."""
     scale: str = "smoke"
     """smoke, cpu or paper."""

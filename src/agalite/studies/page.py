@@ -137,7 +137,7 @@ def _claims(results: Results, verdicts: Sequence[Verdict]) -> str:
                 _Cell(f'<span class="word {word}">{escape(v.word)}</span>{why}'),
             ]
         )
-    heads = ["what the paper says", "what we measured", "verdict"]
+    heads = ["what the paper says", "what was measured", "verdict"]
     return "<h2>The paper's claims</h2>" + _table(heads, rows, "claims") + _intervals(results)
 
 

@@ -372,7 +372,7 @@ def stored(trial: Trial) -> dict[str, Any] | None:
         run = Run.open(trial.folder)
     except ValueError as error:
         raise Damaged(trial.with_remedy(str(error))) from error
-    return {k: v for k, v in run.asked.items() if k != "data_sha256"}
+    return {k: v for k, v in run.settings.items() if k != "data_sha256"}
 
 
 def check_settings(trial: Trial) -> None:
@@ -475,7 +475,7 @@ def _start_or_resume(trial: Trial) -> None:
         try:
             resume(trial.folder, quiet=True)
         except AllDamaged as error:
-            raise Damaged(trial.with_remedy(str(error))) from error
+            raise Damaged(trial.with_remedy(error.args[0])) from error
     else:
         train(make_config(trial), trial.folder, quiet=True)
 

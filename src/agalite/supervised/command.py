@@ -24,7 +24,7 @@ class Choices:
     memory: str = "agalite"
     """Memory model: a name that `agalite models` lists."""
     preset: str = "tuned"
-    """Where the defaults of the model's options come from: tuned (ours) or paper."""
+    """Where the defaults of the model's options come from: tuned (this library's) or paper."""
     out: Path | None = None
     """Folder of the run; runs/<task>-<memory>-<time> if not given."""
     devices: int | None = None
@@ -85,6 +85,9 @@ def parse(task: str, words: Sequence[str], prog: str) -> "tuple[Choices, LRAConf
     )
     parsed: Any = tyro.cli(
         command, args=list(words), prog=prog, description=f"Train and score a classifier on {task}."
+    )
+    validation.check_integer(
+        "--steps (total_timesteps)", parsed.settings.total_timesteps, minimum=1
     )
     config = LRAConfig(
         **dataclasses.asdict(parsed.settings),

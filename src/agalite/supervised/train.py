@@ -263,7 +263,7 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False) -> Run:
 
 def load_config(run: Run) -> LRAConfig:
     """The configuration of a run."""
-    return LRAConfig.from_dict({k: v for k, v in run.asked.items() if k != "data_sha256"})
+    return LRAConfig.from_dict({k: v for k, v in run.settings.items() if k != "data_sha256"})
 
 
 class _Session:

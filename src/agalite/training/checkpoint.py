@@ -41,7 +41,10 @@ _RETRY_DELAY = 1.0  # seconds before a failed write is tried again
 
 
 class AllDamaged(ValueError):
-    """There are checkpoints, and all of them are damaged."""
+    """There are checkpoints, and all of them are damaged; `args[0]` is without advice."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; train again into another folder, or restore a copy of checkpoints/"
 
 
 class _Damaged(ValueError):

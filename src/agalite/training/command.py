@@ -9,6 +9,7 @@ from the dataclasses of the settings, the algorithm, the environment and the mem
 import dataclasses
 import inspect
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ _FLAT = tyro.conf.arg(name="")  # options without a prefix
 _ENV = tyro.conf.arg(
     metavar="ENV", help="Environment: a name that `agalite envs` lists, or gym:<id>."
 )
+_ALGORITHM = tyro.conf.arg(help_behavior_hint="(default: the preset's)")
 _IMPORT = tyro.conf.arg(name="import", metavar="PACKAGE")  # a field cannot be named import
 
 
@@ -35,11 +37,11 @@ class Choices:
 
     memory: str = "agalite"
     """Memory model: a name that `agalite models` lists."""
-    algorithm: str = ""
-    """Learning algorithm: a2c, ppo or appo; the preset's if not given."""
+    algorithm: Annotated[str, _ALGORITHM] = ""
+    """Learning algorithm: a2c, ppo or appo."""
     preset: str = "tuned"
-    """Where the defaults of the other options come from: tuned (ours), paper (its tables) or
-    published (its code); `agalite presets` shows them side by side."""
+    """Where the defaults of the other options come from: tuned (this library's), paper (its
+    tables) or published (its code); `agalite presets` shows them side by side."""
     out: Path | None = None
     """Folder of the run; runs/<env>-<memory>-<time> if not given."""
     seeds: int | None = None
@@ -95,6 +97,10 @@ def parse_choices(words: Sequence[str], prog: str) -> Parsed:
     choices: Choices = found.choices
     env = found.envs[0] if found.envs else ""
     if not env and not _asks_for_help(rest):
+        if late := next((word for word in rest if word in ENVIRONMENTS or on_host(word)), None):
+            others = list(words)
+            others.remove(late)
+            raise ValueError(f"put {late} first: {prog} {shlex.join([late, *others])}")
         raise ValueError(
             f"name the environment before its options, as in: {prog} tmaze --memory gru; there "
             f"are: {', '.join(ENVIRONMENTS)}, or gym:<id>"
@@ -149,12 +155,20 @@ def parse_config(parsed: Parsed, prog: str) -> TrainConfig | HostConfig:
 
     def run_parser(**options: Any) -> Any:
         description = "Train an agent with memory."
+        if not parsed.env:
+            description += (
+                f" Options shown for {env} with memory {choices.memory}; `{prog} ENV --memory M "
+                "--help` shows those of another choice."
+            )
         return tyro.cli(command, args=words, prog=prog, description=description, **options)
 
     values, unknown = run_parser(return_unknown_args=True)
     if unknown:
-        _explain_misplaced(unknown, env, type(agent))
+        _explain_misplaced(unknown, env, choices.memory, type(agent))
         run_parser()  # ends the program with tyro's message, which suggests similar options
+    validation.check_integer(
+        "--steps (total_timesteps)", values.settings.total_timesteps, minimum=1
+    )
     changed = _changed(values.env_options, env_options())
     if env.startswith(GYMNASIUM):
         changed = parse_options(changed.get("set", ()))
@@ -206,13 +220,14 @@ def _env_options(env: str) -> type:
         return GymnasiumOptions
     spec = ENVIRONMENTS[env]
     env_class = spec.load()
-    ours = {f.name for kind in (_settings(env), *AGENTS.values()) for f in dataclasses.fields(kind)}
+    kinds = (_settings(env), *AGENTS.values())
+    taken = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     fields: list[Any] = []
     for p in inspect.signature(env_class).parameters.values():
         hidden = p.name in spec.kwargs or p.name == "render_mode"
         if p.kind is p.VAR_KEYWORD or p.default is p.empty or hidden:
             continue
-        if p.name in ours:
+        if p.name in taken:
             raise AssertionError(f"{env} and the trainer both have an option {p.name!r}")
         annotation = Annotated[p.annotation, tyro.conf.arg(help=_argument_help(env_class, p.name))]
         fields.append((p.name, annotation, dataclasses.field(default=p.default)))
@@ -229,24 +244,35 @@ def _argument_help(env_class: type, name: str) -> str | None:
     return words[0].upper() + words[1:]
 
 
-def _explain_misplaced(unknown: Iterable[str], env: str, agent: type) -> None:
-    """Says to which algorithm or environment an option belongs that this one does not have."""
+def _explain_misplaced(unknown: Iterable[str], env: str, memory: str, agent: type) -> None:
+    """Says to which model, algorithm or environment an option belongs that this one lacks."""
     for word in unknown:
         option = word.partition("=")[0]
         name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
         if not option.startswith("--"):
             continue
+        if name.startswith("model."):
+            name = name.removeprefix("model.").removeprefix("no_")
+            if owners := [other for other, kind in MODELS.items() if _has_field(kind.config, name)]:
+                raise ValueError(f"{option} is an option of {_listed(owners)}, not of {memory}")
+            continue
         if owners := [other for other, kind in AGENTS.items() if _has_field(kind, name)]:
             own = next(name for name, kind in AGENTS.items() if kind is agent)
             raise ValueError(
-                f"{option} is an option of {' and '.join(owners)}; the algorithm here is {own} "
+                f"{option} is an option of {_listed(owners)}; the algorithm here is {own} "
                 "(--algorithm)"
             )
         others = [other for other in ENVIRONMENTS if not on_host(other)]
         if owners := [other for other in others if _has_option(other, name)]:
             raise ValueError(
-                f"{option} is an option of {' and '.join(owners)}; the environment here is {env}"
+                f"{option} is an option of {_listed(owners)}; the environment here is {env}"
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _has_field(kind: type, name: str) -> bool:

@@ -128,7 +128,7 @@ class HostSettings(CommonSettings):
     queue_size: int = 1
     """Batches that may wait for the learner before the actors pause."""
     synchronous: bool = False
-    """Act and learn in turns, so that the policy that acts is always the newest."""
+    """Act and learn alternately, so that the policy that acts is always the newest."""
     processes: bool = True
     """Run every environment in its own process; without, those of a worker share the actor's
     process, which is faster for very cheap environments."""

@@ -1,13 +1,13 @@
-"""Marks of known failures in a run's metrics: what was seen, and the option that usually helps.
+"""Symptoms of known failures in a run's metrics: what was seen, and the option that usually helps.
 
 `Diagnostics` collects the rows of metrics of each seed. About `LOOKS` times in a run it calls every
-function of `MARKS`. A mark returns a sentence, or None. The sentence is shown on stderr and written
-to run.log as a warning, each kind once in a run, however often the run is resumed.
+function of `SYMPTOMS`. A symptom returns a sentence, or None. The sentence is shown on stderr and
+written to run.log as a warning, each kind once in a run, however often the run is resumed.
 
 All thresholds are the constants below, compared with the runs in `results/training`. A warning says
 what was seen, not that a run cannot recover: `tmaze40-published` there has a uniform policy for a
-third of its steps and then learns. A mark needs every row of its window to agree, and says nothing
-where it knows too little: too few rows, no episode that ended, a metric that is not logged.
+third of its steps and then learns. A symptom needs every row of its window to agree, and says
+nothing where it knows too little: too few rows, no episode that ended, a metric that is not logged.
 """
 
 import bisect
@@ -33,12 +33,12 @@ from agalite.training.session import RETURN, SUCCESS
 LOOKS = 50
 """Looks at a run, at equal distances."""
 MIN_ROWS = 4
-"""Rows that a window needs; with fewer, no mark is reported."""
+"""Rows that a window needs; with fewer, no symptom is reported."""
 SOLVED = 0.9
 """Rate of success from which on nothing is wrong."""
 
 WINDOW = (0.2, 50_000)
-"""The last steps of a run that a mark looks at: a fraction of all, but at least so many."""
+"""The last steps of a run that a symptom looks at: a fraction of all, but at least so many."""
 LONG_WINDOW = (0.4, 50_000)
 """The same for what is normal for a while."""
 
@@ -65,7 +65,7 @@ _ADAM_DECAY = 0.999  # of the mean squared gradient; optax's default
 
 @dataclass(frozen=True)
 class Facts:
-    """What marks know about a run beside its metrics."""
+    """What symptoms know about a run beside its metrics."""
 
     total_steps: int
     max_entropy: float | None
@@ -150,7 +150,7 @@ class BelowEpsilon:
     rest: float
 
 
-# --- marks ----------------------------------------------------------------------------------------
+# --- symptoms -------------------------------------------------------------------------------------
 
 
 def uniform_policy(history: History, facts: Facts) -> str | None:
@@ -278,14 +278,14 @@ def _stands_still_now(history: History, facts: Facts) -> bool:
     )
 
 
-MARKS: dict[str, Callable[[History, Facts], str | None]] = {
+SYMPTOMS: dict[str, Callable[[History, Facts], str | None]] = {
     "uniform policy": uniform_policy,
     "collapsed entropy": collapsed_entropy,
     "clipped gradients": clipped_gradients,
     "dominating value loss": dominating_value_loss,
 }
 FROZEN_GATES = "frozen gates"
-"""The mark that needs the optimizer's state beside the metrics."""
+"""The symptom that needs the optimizer's state beside the metrics."""
 
 _METRICS = (
     *(RETURN, SUCCESS),
@@ -293,7 +293,7 @@ _METRICS = (
 )
 
 
-# --- what marks are made of -----------------------------------------------------------------------
+# --- what symptoms are made of --------------------------------------------------------------------
 
 
 def improves(values: Float[np.ndarray, " N"]) -> bool:
@@ -416,7 +416,7 @@ class Diagnostics:
         for i, (step, seed) in enumerate(zip(table["step"], table["seed"], strict=True)):
             self._histories[seed].add(int(step), {name: float(table[name][i]) for name in names})
         log = run.log_path.read_text() if run.log_path.exists() else ""
-        self._open = [kind for kind in (*MARKS, FROZEN_GATES) if _prefix(kind) not in log]
+        self._open = [kind for kind in (*SYMPTOMS, FROZEN_GATES) if _prefix(kind) not in log]
         self._last_look = self._histories[0].step
 
     def add(self, step: int, rows: Sequence[Mapping[str, float]], opt_state: Any = None) -> None:
@@ -442,7 +442,7 @@ class Diagnostics:
                 self._warn(kind, found)
 
     def _find(self, kind: str, opt_state: Any) -> str | None:
-        """The sentence of the first seed that has this mark."""
+        """The sentence of the first seed that has this symptom."""
         if kind == FROZEN_GATES:
             # All parameters are read only if it matters.
             needed = any(_stands_still_now(history, self._facts) for history in self._histories)
@@ -452,7 +452,7 @@ class Diagnostics:
                 for history, below in zip(self._histories, found, strict=False)
             ]
         else:
-            sentences = [MARKS[kind](history, self._facts) for history in self._histories]
+            sentences = [SYMPTOMS[kind](history, self._facts) for history in self._histories]
         several = len(sentences) > 1
         return next(
             (f"seed number {i}: {x}" if several else x for i, x in enumerate(sentences) if x), None

@@ -111,14 +111,27 @@ def evaluate(
 
         return lax.while_loop(unfinished, partial(step, model), carry)[2]
 
-    # First episodes first, so that the surplus that is cut off are last episodes.
+    # First episodes first, so that the surplus that is dropped are last episodes.
     table = np.asarray(run(model, jax.random.key(seed))).swapaxes(0, 1).reshape(-1, 3)[:episodes]
     known = not np.isnan(table[:, 2]).any()
     return Scores(table[:, 0], table[:, 1], table[:, 2] if known else None)
 
 
 def film(model: ActorCritic, env: Any, out: Path, *, seed: int = 0, greedy: bool = False) -> float:
-    """Writes one episode as a video, a GIF or a strip of frames; returns the episode's return."""
+    """Writes one episode as a video, a GIF or a strip of frames.
+
+    **Arguments:**
+
+    - `model`: the agent.
+    - `env`: its environment, as the trainer of a run has it.
+    - `out`: the file to write: .mp4, .gif or .png.
+    - `seed`: of the episode.
+    - `greedy`: take the most likely action instead of a sampled one.
+
+    **Returns:**
+
+    The episode's return.
+    """
     from agalite.training.asynchronous import evaluate as host
 
     if isinstance(env, host.HostEnv):
@@ -149,7 +162,16 @@ def report(
     num_envs: int,
     video: Path | None,
 ) -> None:
-    """What `agalite eval` prints: mean scores with 95% bootstrap intervals."""
+    """Prints what `agalite eval` does: mean scores with 95% bootstrap intervals.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `episodes`, `greedy`, `seed`, `num_envs`: as in `evaluate`.
+    - `best`: the checkpoint with the highest return instead of the newest.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `video`: a file for one episode, or `None`.
+    """
     if video is not None:
         rendering.check_path(video, "video")
     from agalite.training.policy import load  # which imports this module

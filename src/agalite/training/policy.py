@@ -14,7 +14,7 @@ from agalite.networks.actor_critic import ActorCritic
 from agalite.networks.heads import Categorical, Distribution
 from agalite.training.asynchronous.evaluate import HostTrainer
 from agalite.training.checkpoint import Checkpoints
-from agalite.training.config import HostConfig
+from agalite.training.config import HostConfig, TrainConfig
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import load_config
@@ -216,10 +216,47 @@ def load_policy(
     greedy: bool = False,
     seed: int = 0,
 ) -> Policy:
-    """The agent of a run's folder as a `Policy`; see `agalite.load_policy`."""
+    """The agent of a run.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+    - `best`: the checkpoint with the highest return instead of the newest.
+    - `greedy`: take the most likely action instead of a sampled one.
+    - `seed`: of the sampling.
+
+    **Returns:**
+
+    A `Policy`.
+    """
     model, trainer, _ = load(folder, seed_number=seed_number, best=best)
     space: Any = trainer.env.observation_space(trainer.env.default_params)
     return Policy(model, greedy=greedy, seed=seed, dtype=space.dtype)
+
+
+def open_run(
+    folder: str | os.PathLike[str], *, seed_number: int = 0
+) -> tuple[Run, TrainConfig | HostConfig]:
+    """Opens a run to read one of its seeds.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `seed_number`: which of the run's seeds; 0 is the first.
+
+    **Returns:**
+
+    The run and its configuration.
+    """
+    run = Run.open(folder)
+    config = load_config(run)
+    if config.num_seeds == 1 and seed_number != 0:
+        raise ValueError(
+            f"seed_number={seed_number!r}, but the run has 1 seed: seed_number must be 0"
+        )
+    validation.check_integer_between("seed_number", seed_number, 0, config.num_seeds - 1)
+    return run, config
 
 
 def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = False) -> Loaded:
@@ -230,10 +267,12 @@ def load(folder: str | os.PathLike[str], *, seed_number: int = 0, best: bool = F
     - `folder`: of the run.
     - `seed_number`: which of the run's seeds; 0 is the first.
     - `best`: the checkpoint with the highest return instead of the newest.
+
+    **Returns:**
+
+    The network, its trainer and the environment steps that it was trained for.
     """
-    run = Run.open(folder)
-    config = load_config(run)
-    validation.check_integer_between("seed_number", seed_number, 0, config.num_seeds - 1)
+    run, config = open_run(folder, seed_number=seed_number)
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     which = checkpoints.best() if best else None
     if isinstance(config, HostConfig):

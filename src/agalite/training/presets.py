@@ -1,6 +1,6 @@
 """Presets: named hyperparameters for every environment, as data.
 
-- `tuned` (the default): the strongest settings that we know, on a small machine.
+- `tuned` (the default): the strongest settings known, on a small machine.
 - `paper`: the paper's tables, and its published code where the text is silent. Where it swept
   a value, the one in its code or the middle of the range.
 - `published`: what the published code does, where it departs from the paper.
@@ -38,7 +38,7 @@ _CODE_AGENT: dict[str, Any] = {"adam_eps": 1e-8, "time_limit": "terminate"}
 
 PAPER: dict[str, dict[str, Any]] = {
     "tmaze": {
-        # The code's value loss is twice ours.
+        # The code's value loss is twice this library's.
         "agent": A2C(learning_rate=1e-4, ent_coef=1e-3, vf_coef=1.0, **_CODE_AGENT),
         "num_envs": 8,
         "num_steps": 256,
@@ -89,7 +89,7 @@ PAPER: dict[str, dict[str, Any]] = {
         **_CODE_HEADS,
     },
     "memory-maze": {
-        # Sample Factory's value loss is twice ours.
+        # Sample Factory's value loss is twice this library's.
         "agent": APPO(vf_coef=1.0, adam_eps=1e-6, norm_return=True, vtrace=False),
         "num_workers": 32,
         "envs_per_worker": 2,

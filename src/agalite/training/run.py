@@ -58,7 +58,7 @@ class Run:
         self.folder, self.config, self._lock = folder, config, lock
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The configuration alone, as JSON stores it."""
         return {name: value for name, value in self.config.items() if name not in _ADDED}
 

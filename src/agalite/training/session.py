@@ -55,7 +55,7 @@ def load_config(run: Run) -> TrainConfig | HostConfig:
             "agent; use `agalite resume` or `agalite lra report`"
         )
     try:
-        return config_from_dict(run.asked)
+        return config_from_dict(run.settings)
     except ValueError as error:
         raise ValueError(f"{run.folder / 'config.json'}: {error}") from error
 

@@ -216,7 +216,7 @@ def train(
         return run
     trainer = Trainer(config)
     with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
-        run.log(f"begun: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
+        run.log(f"started: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
         seeds = Seeds(config.seeds)
         state = seeds.init(trainer.init, config.seed_numbers)
         _train_loop(run, trainer, seeds, state, quiet=quiet)
@@ -229,9 +229,14 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
     Gymnasium environments cannot be restored: in a run with them, the weights and the optimizer
     continue and the environments begin new episodes.
 
-    **Arguments:** `folder` of the run; `quiet` and `ray` as for `train`.
+    **Arguments:**
 
-    **Returns:** the run.
+    - `folder`: of the run.
+    - `quiet`, `ray`: as in `train`.
+
+    **Returns:**
+
+    The run. On Ctrl-C or SIGTERM the run is saved and `agalite.system.Stopped` is raised.
     """
     enable_compilation_cache()
     with Run.open(folder, write=True) as run:

@@ -11,10 +11,7 @@ from agalite import extras
 
 @dataclass(frozen=True)
 class Watch:
-    """Show an episode and what the memory keeps of it, as a web page or a film.
-
-    agalite watch runs/NAME --out page.html
-    """
+    """Show an episode and what the memory keeps of it, as a web page or a film."""
 
     run_folder: tyro.conf.Positional[Path]
     """The folder of the run."""
@@ -33,8 +30,11 @@ class Watch:
 
     def run(self) -> None:
         extras.require_training("agalite watch")
-        from agalite.watch.run import watch
+        from agalite.training.policy import open_run
+        from agalite.watch.run import check_arguments, watch
 
+        check_arguments(self.out, self.seed, self.steps)
+        open_run(self.run_folder, seed_number=self.seed_number)
         print("compiling, playing and computing gradients: about a minute", file=sys.stderr)
         record = watch(
             self.run_folder,

@@ -51,7 +51,7 @@ def watch(
 
     The record of the episode (`page.episode_record`).
     """
-    _check(out, seed, steps)
+    check_arguments(out, seed, steps)
     model, trainer, at_step = load(folder, seed_number=seed_number, best=best)
     config: Any = trainer.config
     options = ", ".join(f"{name} {value}" for name, value in config.env_options.items())
@@ -97,7 +97,7 @@ def watch_model(
 
     The record of the episode (`page.episode_record`).
     """
-    _check(out, seed, steps)
+    check_arguments(out, seed, steps)
     episode = play(model, env, seed=seed, steps=steps, greedy=greedy)
     gradients = saliency(model, episode.obs, episode.sampled, episode.rewards)
     arrays = (episode.obs, episode.sampled, episode.rewards)
@@ -122,7 +122,8 @@ def watch_model(
     return record
 
 
-def _check(out: Path, seed: int, steps: int) -> None:
+def check_arguments(out: Path, seed: int, steps: int) -> None:
+    """Refuses what `watch` refuses, before anything is loaded."""
     validation.check_integer_between("steps", steps, 1, MAX_STEPS)
     validation.check_integer_between("seed", seed, 0, 2**32 - 1)
     if out.suffix.lower() in _PAGES:

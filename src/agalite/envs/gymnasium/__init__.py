@@ -1,6 +1,6 @@
 """Gymnasium, both ways.
 
-- Ours in Gymnasium: `GymnasiumWrapper` (wrapper.py) makes a `gymnasium.Env` of a JAX
+- This library's in Gymnasium: `GymnasiumWrapper` (wrapper.py) makes a `gymnasium.Env` of a JAX
   environment, and `register` gives those of the library their Gymnasium ids.
 - Gymnasium's here: `from_gymnasium` (vector.py) makes a `GymnasiumVector` of any Gymnasium
   environment, many copies of it, in this process or one process each (workers.py); spaces.py

@@ -1,4 +1,4 @@
-"""Ours in Gymnasium: a JAX environment as a `gymnasium.Env`.
+"""This library's environments in Gymnasium: a JAX environment as a `gymnasium.Env`.
 
     import agalite.envs
     env = gymnasium.make("agalite/TMaze-v0", corridor=10)

@@ -42,6 +42,8 @@ class MysteryPathState(environment.EnvState):
 
 @struct.dataclass
 class MysteryPathParams(environment.EnvParams):
+    """The time limit, the rewards, and what an observation shows."""
+
     max_steps_in_episode: int = 128
     cardinal_origin_choice: tuple[int, ...] = (0, 1, 2, 3)
     show_origin: bool = True

@@ -39,7 +39,21 @@ class AGaLiTeState(NamedTuple):
 def initial_state(
     basis: Basis, heads: int, width: int, head_size: int, dtype: jnp.dtype, key: Array | None
 ) -> AGaLiTeState:
-    """Line 1: all sums are zero. `width` is K; `key` is needed by the basis rank1 only."""
+    """Line 1: all sums are zero.
+
+    **Arguments:**
+
+    - `basis`: of `make_basis`.
+    - `heads`: H.
+    - `width`: K.
+    - `head_size`: V.
+    - `dtype`: of the sums.
+    - `key`: of the random signs; needed by the basis rank1 only.
+
+    **Returns:**
+
+    keys (H, Rk, K), values (H, R, V), phase ().
+    """
     if basis.table is None and key is None:
         raise ValueError("basis='rank1' draws random signs: pass key=jax.random.key(...)")
     return AGaLiTeState(
@@ -61,7 +75,22 @@ def step(
     cosines: Float[Array, " Rk"],
     reset: Bool[Array, ""],
 ) -> tuple[tuple[Float[Array, "H Rk K"], Float[Array, "H R V"]], Float[Array, "H V"]]:
-    """Lines 7 to 16 for one input. cosines[i] is cos(omega_i t); state is (k~, v~) at t - 1."""
+    """Lines 7 to 16 for one input.
+
+    **Arguments:**
+
+    - `basis`: of `make_basis`.
+    - `state`: (k~ (H, Rk, K), v~ (H, R, V)) at t - 1.
+    - `q`, `k`: (H, K).
+    - `v`: (H, V).
+    - `beta`, `gamma`: (H, V) and (H, K), or both `None` without gating.
+    - `cosines`: (Rk,) cos(omega_i t).
+    - `reset`: (), true if an episode begins with this input.
+
+    **Returns:**
+
+    (k~, v~) at t, and the attention (H, V).
+    """
     keys, values = reset_state(state, reset)
     count = basis.value_vectors
     if gamma is not None and beta is not None:
@@ -93,7 +122,18 @@ def attend(
     cosines: Float[Array, "T Rk"],
     resets: Bool[Array, " T"],
 ) -> tuple[tuple[Float[Array, "H Rk K"], Float[Array, "H R V"]], Float[Array, "T H V"]]:
-    """`step` for every input: the last (k~, v~) and the outputs (T, H, V)."""
+    """`step` for every input.
+
+    **Arguments:**
+
+    - `basis`: of `make_basis`.
+    - `state`: before the first input.
+    - `q`, `k`, `v`, `beta`, `gamma`, `cosines`, `resets`: (T, ...) of what `step` takes.
+
+    **Returns:**
+
+    The last (k~, v~) and the attention (T, H, V).
+    """
     return lax.scan(
         lambda carry, x: step(basis, carry, *x),
         (state.keys, state.values),

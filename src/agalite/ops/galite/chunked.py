@@ -65,8 +65,8 @@ class Blocks(NamedTuple):
 class Read(NamedTuple):
     """What the queries have read so far: the attention's numerator and denominator."""
 
-    top: Float[Array, "H T V"]
-    bottom: Float[Array, "H T"]
+    numerator: Float[Array, "H T V"]
+    denominator: Float[Array, "H T"]
 
 
 class _Kept(NamedTuple):
@@ -79,7 +79,7 @@ class _Kept(NamedTuple):
     scores: tuple[Array, ...]
     old: Float[Array, "*N t V"]
     out: Float[Array, "*N t V"]
-    bottom: Float[Array, "*N t"]
+    denominator: Float[Array, "*N t"]
 
 
 def attend(epsilon: float, start: MatrixState, inputs: Inputs) -> tuple[MatrixState, Array]:
@@ -100,10 +100,10 @@ def _attend(epsilon: float, start: MatrixState, inputs: Inputs) -> tuple[MatrixS
 def _attend_fwd(epsilon: float, start: MatrixState, inputs: Inputs):
     def forward(start: MatrixState, inputs: Inputs):
         groups = _Groups(inputs)
-        last, out, (scores, old, bottom) = lax.map(
+        last, out, (scores, old, denominator) = lax.map(
             lambda group: _group(epsilon, *group), (groups.lanes(start), groups.chunks(inputs))
         )
-        kept = _Kept(scores, old, out, bottom)
+        kept = _Kept(scores, old, out, denominator)
         return groups.merge(last), groups.in_time(out), groups.by_lane(kept)
 
     forward = batched_as_lanes(forward, (0, 1), (0, 1, 0))
@@ -130,7 +130,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 class _Groups:
-    """Lanes in groups of `size` that take turns, time in chunks of `chunk` steps."""
+    """Lanes in groups of `size`, processed one after another; time in chunks of `chunk` steps."""
 
     def __init__(self, inputs: Inputs):
         self.steps, count = inputs.v.shape[:2]
@@ -181,8 +181,8 @@ def _group(epsilon: float, start: MatrixState, x: Inputs):
         blocks, read, level = fusion_barrier(partial(join_read, size), blocks, read)
         scores = (*scores, level)
     last, found = _pass_on(blocks, fusion_barrier(_written, blocks), start, reverse=False)
-    old, out, bottom = fusion_barrier(partial(_read_state, epsilon), found, blocks, read)
-    return last, out, (scores, old, bottom)
+    old, out, denominator = fusion_barrier(partial(_read_state, epsilon), found, blocks, read)
+    return last, out, (scores, old, denominator)
 
 
 def _group_gradient(
@@ -232,22 +232,23 @@ def _pass_on(
 
 
 def _read_state(epsilon: float, found: MatrixState, b: Blocks, read: Read):
-    """Every chunk is one block now: read what came before it."""
+    """At this level a chunk is one block: read what came before it."""
     old = jnp.einsum("htk,hvk->htv", b.q, found.C)
-    bottom = read.bottom + jnp.einsum("htk,hk->ht", b.q, found.s) + epsilon
-    out = (read.top + b.seen_v * old) / bottom[..., None]
-    return old, out, bottom
+    denominator = read.denominator + jnp.einsum("htk,hk->ht", b.q, found.s) + epsilon
+    out = (read.numerator + b.seen_v * old) / denominator[..., None]
+    return old, out, denominator
 
 
 def _read_gradient(
     b: Blocks, kept: _Kept, dout: Float[Array, "LN t V"]
 ) -> tuple[Read, Array, MatrixState]:
     """Gradients of what was read, of `old`, and of the state that each chunk found, by reading."""
-    dtop = dout / kept.bottom[..., None]
-    dbottom = -(dtop * kept.out).sum(-1)
-    dold = dtop * b.seen_v
+    dnumerator = dout / kept.denominator[..., None]
+    ddenominator = -(dnumerator * kept.out).sum(-1)
+    dold = dnumerator * b.seen_v
     dC = jnp.einsum("hvt,htk->hvk", transposed(dold), b.q)
-    return Read(dtop, dbottom), dold, MatrixState(dC, jnp.einsum("ht,htk->hk", dbottom, b.q))
+    ds = jnp.einsum("ht,htk->hk", ddenominator, b.q)
+    return Read(dnumerator, ddenominator), dold, MatrixState(dC, ds)
 
 
 def _read_state_gradient(
@@ -258,10 +259,10 @@ def _read_state_gradient(
     total_k = jnp.einsum("hvk,hv->hk", through, b.total_v[:, 0]) + dleft.s * found.s
     dq = jnp.einsum("htv,hvk->htk", dold, found.C)
     return Blocks(
-        q=dq + dread.bottom[..., None] * found.s[:, None],
+        q=dq + dread.denominator[..., None] * found.s[:, None],
         write_k=jnp.einsum("htv,hvk->htk", b.write_v, dleft.C) + dleft.s[:, None],
         write_v=jnp.einsum("htk,hvk->htv", b.write_k, dleft.C),
-        seen_v=dread.top * old,
+        seen_v=dread.numerator * old,
         total_k=total_k[:, None],
         total_v=jnp.einsum("hvk,hk->hv", through, b.total_k[:, 0])[:, None],
     )
@@ -320,11 +321,11 @@ def _single_gradient(x: Inputs, d: Blocks, dread: Read) -> Inputs:
     """By hand: autodiff writes out the broadcasts that expand the outer products."""
     keep = x.keep[..., None]
     own, own_gradient = jax.vjp(_own, x.q, x.k, x.gamma)
-    dq, dk, dgamma = own_gradient(dread.bottom + (dread.top * x.beta * x.v).sum(-1))
+    dq, dk, dgamma = own_gradient(dread.denominator + (dread.numerator * x.beta * x.v).sum(-1))
     dq_read = _outer_gradient(x.q, d.q * keep * (1 - x.gamma.expand()))
     dgamma_lost = _outer_gradient(x.gamma, -keep * (d.q * x.q.expand() + d.total_k))
     dwrite_k = _outer_gradient(_write(x.k, x.gamma), d.write_k)
-    dwrite_v = d.write_v + own[..., None] * dread.top
+    dwrite_v = d.write_v + own[..., None] * dread.numerator
 
     def sum_of(first: Outer, *more: Outer) -> Outer:
         return jax.tree.map(lambda *y: sum(y[1:], y[0]), first, *more)
@@ -352,8 +353,8 @@ def join_read(size: int, b: Blocks, read: Read) -> tuple[Blocks, Read, Array]:
     values = jnp.einsum("hptj,hpjv->hptv", scores, write_v[:, :, 0])
     time = b.q.shape[1]
     new = Read(
-        read.top + _place(seen_v[:, :, 1] * values, 1, time),
-        read.bottom + _place(scores.sum(-1), 1, time),
+        read.numerator + _place(seen_v[:, :, 1] * values, 1, time),
+        read.denominator + _place(scores.sum(-1), 1, time),
     )
     return join(size, b), new, scores
 
@@ -379,14 +380,14 @@ def join_gradient(size: int, b: Blocks, scores: Array, d: Blocks, dread: Read) -
     time = b.q.shape[1]
     q, write_k, write_v, seen_v = (_pair(y, size) for y in b[:4])
     dq, dwrite_k, dwrite_v, dseen_v = (_pair(y, size) for y in d[:4])
-    dtop, dbottom = (_pair(y, size)[:, :, 1] for y in dread)
+    dnumerator, ddenominator = (_pair(y, size)[:, :, 1] for y in dread)
     left_k, right_k = _sides(b.total_k)
     left_v, right_v = _sides(b.total_v)
 
     values = jnp.einsum("hptj,hpjv->hptv", scores, write_v[:, :, 0])
-    dvalues = dtop * seen_v[:, :, 1]
-    dscores = jnp.einsum("hptv,hpjv->hptj", dvalues, write_v[:, :, 0]) + dbottom[..., None]
-    dscores_t = jnp.einsum("hpjv,hptv->hpjt", write_v[:, :, 0], dvalues) + dbottom[:, :, None]
+    dvalues = dnumerator * seen_v[:, :, 1]
+    dscores = jnp.einsum("hptv,hpjv->hptj", dvalues, write_v[:, :, 0]) + ddenominator[..., None]
+    dscores_t = jnp.einsum("hpjv,hptv->hpjt", write_v[:, :, 0], dvalues) + ddenominator[:, :, None]
     from_q = jnp.einsum("hptj,hpjk->hptk", dscores, write_k[:, :, 0])
     from_k = jnp.einsum("hpjt,hptk->hpjk", dscores_t, q[:, :, 1])
     from_v = jnp.einsum("hpjt,hptv->hpjv", transposed(scores), dvalues)
@@ -399,7 +400,7 @@ def join_gradient(size: int, b: Blocks, scores: Array, d: Blocks, dread: Read) -
         q=_scale(dq, left_k, 1, time) + _place(from_q, 1, time),
         write_k=_scale(dwrite_k, right_k, 0, time) + _place(from_k, 0, time),
         write_v=_scale(dwrite_v, right_v, 0, time) + _place(from_v, 0, time),
-        seen_v=_scale(dseen_v, left_v, 1, time) + _place(dtop * values, 1, time),
+        seen_v=_scale(dseen_v, left_v, 1, time) + _place(dnumerator * values, 1, time),
         total_k=total(
             jnp.einsum("hptk,hptk->hpk", dq[:, :, 1], q[:, :, 1]),
             jnp.einsum("hptk,hptk->hpk", dwrite_k[:, :, 0], write_k[:, :, 0]),

@@ -29,7 +29,21 @@ def step(
     *,
     decay: Decay = "paper",
 ) -> tuple[MatrixState, Float[Array, "H V"]]:
-    """Lines 9 to 11 for one input."""
+    """Lines 9 to 11 for one input.
+
+    **Arguments:**
+
+    - `state`: C (H, V, K) and s (H, K) at t - 1.
+    - `q`, `k`: (H, K).
+    - `v`: (H, V).
+    - `beta`, `gamma`: (H, V) and (H, K).
+    - `reset`: (), true if an episode begins with this input.
+    - `decay`: see `Decay`.
+
+    **Returns:**
+
+    The state at t, and the attention (H, V).
+    """
     C, s = reset_state(state, reset)
     # Line 9: C_t = ((1 - beta_t) (x) (1 - gamma_t)) * C_{t-1} + (beta_t * v_t) (x) (gamma_t * k_t)
     if decay == "published":  # the authors' code: (1 - beta_t (x) gamma_t) * C_{t-1} instead
@@ -54,6 +68,17 @@ def attend(
     *,
     decay: Decay = "paper",
 ) -> tuple[MatrixState, Float[Array, "T H V"]]:
-    """`step` for every input: the last state and the outputs (T, H, V)."""
+    """`step` for every input.
+
+    **Arguments:**
+
+    - `state`: before the first input.
+    - `q`, `k`, `v`, `beta`, `gamma`, `resets`: (T, ...) of what `step` takes.
+    - `decay`: see `Decay`.
+
+    **Returns:**
+
+    The last state and the attention (T, H, V).
+    """
     inputs = (q, k, v, beta, gamma, resets)
     return lax.scan(lambda s, x: step(s, *x, decay=decay), state, inputs)

@@ -1,4 +1,4 @@
-"""Ours: three bases of the approximation with the same number of state vectors, in T-Maze."""
+"""Not in the paper: three bases of the approximation with as many state vectors, in T-Maze."""
 
 from agalite.studies.catalogue import tmaze
 from agalite.studies.catalogue.agents import LONG_HORIZON
@@ -30,8 +30,8 @@ STUDIES = (
         name="bases",
         title="Three bases (paper, published, slots) at equal state, in T-Maze",
         paper="ours",
-        note="The paper writes its cosines one way, its published code another; slots is ours. "
-        "'vectors' is the number of value vectors in a head's state.",
+        note="The paper writes its cosines one way, its published code another; slots is this "
+        "library's. 'vectors' is the number of value vectors in a head's state.",
         kind=Training(preset="paper"),
         base={
             "env": "tmaze",

@@ -47,8 +47,8 @@ STUDIES = (
         name="cost",
         title="Operations and space of one head, GTrXL's by AGaLiTe's",
         paper="Section 5, in the text of each experiment; Table 1",
-        note="Counted line by line from the algorithms, with the state folded (ours), and as XLA "
-        "counts them in the compiled program of one streaming step.",
+        note="Counted line by line from the algorithms, with the state folded (not in the paper), "
+        "and as XLA counts them in the compiled program of one streaming step.",
         kind=Measurement("agalite.studies.measurements:cost"),
         factors=(Factor("head", {"one": {}}),),
         metrics=(

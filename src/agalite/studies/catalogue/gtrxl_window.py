@@ -1,4 +1,4 @@
-"""Ours: GTrXL with windows shorter and longer than the corridor of the T-Maze."""
+"""Not in the paper: GTrXL with windows shorter and longer than the corridor of the T-Maze."""
 
 from agalite.studies.catalogue import tmaze
 from agalite.studies.declaration import (

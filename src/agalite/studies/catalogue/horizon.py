@@ -1,4 +1,4 @@
-"""Ours: gates that start with a memory of two steps, and gates that start with long ones."""
+"""Not in the paper: gates that start with a memory of two steps, and with long ones."""
 
 from agalite.studies.catalogue import tmaze
 from agalite.studies.catalogue.agents import GATED, LONG_HORIZON, agents

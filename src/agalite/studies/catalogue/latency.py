@@ -16,7 +16,7 @@ _MS = Metric(column="ms", name="milliseconds", higher_is_better=False)
 _NOTE = (
     "12 layers, 8 heads of 64, d = 256, batch 1, as in the paper; on this machine's CPU, where the "
     "paper had an NVIDIA A100. 'gtrxl' projects its whole memory at every step, as published; "
-    "'cached' keeps keys and values. All models take turns in one run."
+    "'cached' keeps keys and values. All models are timed in one run, interleaved."
 )
 _ALWAYS = ("paper", "cpu")
 

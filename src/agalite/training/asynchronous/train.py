@@ -120,7 +120,9 @@ def train(
             note = "; environments cannot be restored, all of them begin new episodes"
             state = restore_latest(run, checkpoints, learner.state_shapes(), note=note)
         else:
-            run.log(f"begun: {config.env}, {config.memory}, {network.parameter_count:,} parameters")
+            run.log(
+                f"started: {config.env}, {config.memory}, {network.parameter_count:,} parameters"
+            )
         if state is None:
             state = learner.init(np.uint32(config.seed))
         if not already_finished(run, config, state.update, quiet=quiet):
