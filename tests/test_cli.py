@@ -69,7 +69,7 @@ def test_models_prints_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["frob"], "unknown command 'frob'; known: models, envs, train"),
+        (["frob"], "unknown command 'frob'; known: models, presets, envs, train"),
         (["bench", "frob"], "unknown command 'frob'; known: throughput"),
         (["models", "--input-size", "0"], "input_size=0 must be a whole number >= 1"),
         (

@@ -104,7 +104,12 @@ def test_the_paper_scale_has_the_papers_settings():
         256,
     )
     assert config["algorithm"] == "a2c"
-    assert config["memory_options"] == {"eta": 4, "r": 1}
+    assert config["memory_options"] == {
+        "eta": 4,
+        "r": 1,
+        "basis": "paper",
+        "projection_init": "fused",
+    }
     trials, config = settings("tmaze-sweep", agent="gru", corridor="120")
     assert len(trials) == 25  # five learning rates times five entropy coefficients
     assert config["seeds"] == 5

@@ -1,16 +1,16 @@
 """The command line of `agalite train`, which is composed of the chosen parts."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
-from agalite.agents.a2c import A2C
 from agalite.agents.ppo import PPO
 from agalite.cli import main
 from agalite.training.command import parse
 from agalite.training.config import HostConfig
-from agalite.training.presets import configure
+from agalite.training.presets import configure, preset
 
 PROG = "agalite train"
 
@@ -40,9 +40,11 @@ def test_options_of_all_parts():
     choices, config = parse(words.split(), PROG)
     assert str(choices.out) == "x"
     assert config.env_options == {"corridor": 20}
-    assert config.memory_options == {"memory": 64}
+    assert config.memory_options == {"init": "lecun", "memory": 64}
     assert (config.num_envs, config.num_steps) == (8, 256)
-    assert config.agent == A2C(learning_rate=1e-3, ent_coef=1e-3)
+    assert config.agent == dataclasses.replace(
+        preset("paper", "tmaze", "gtrxl")["agent"], learning_rate=1e-3
+    )
     assert config.total_timesteps == 7_000_000
     assert config.seed_numbers.tolist() == [5, 6, 7]
 
