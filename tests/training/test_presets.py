@@ -11,6 +11,7 @@ from agalite.training.presets import (
     FAMILIES,
     PRESETS,
     configure,
+    preset,
     preset_rows,
     preset_table,
 )
@@ -24,6 +25,11 @@ def test_every_preset_is_valid_for_every_environment_and_model(name):
         for memory in MODELS:
             config = configure(name, {"env": _EXAMPLES[family], "memory": memory})
             MODELS[memory].config(**config.memory_options)
+
+
+def test_unknown_presets_are_refused():
+    with pytest.raises(ValueError, match="preset='best' is unknown"):
+        preset("best", "tmaze", "gru")
 
 
 def test_the_documentation_shows_the_presets():

@@ -21,7 +21,6 @@ from agalite.training.config import TrainConfig, config_from_dict
 from agalite.training.evaluate import evaluate
 from agalite.training.logging import read_metrics
 from agalite.training.policy import load, load_policy
-from agalite.training.presets import PRESETS, preset
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import Diverged
@@ -291,14 +290,3 @@ def test_a_run_of_an_older_version_is_refused(older, tmp_path, capsys):
         pass
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert "config.json: this run was written by an older version" in capsys.readouterr().err
-
-
-def test_every_preset_is_a_configuration():
-    for name in PRESETS:
-        for env in ("tmaze", "masked-cartpole", "mystery-path", "craftax-symbolic"):
-            for memory in ("agalite", "gtrxl", "gru"):
-                TrainConfig(env=env, memory=memory, **preset(name, env, memory))
-    paper = preset("paper", "tmaze", "gru")
-    assert paper["agent"] == A2C(learning_rate=5e-4, ent_coef=1e-2)
-    with pytest.raises(ValueError, match="preset='best' is unknown"):
-        preset("best", "tmaze", "gru")
