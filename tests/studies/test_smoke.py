@@ -23,7 +23,7 @@ def _obstacle(name):
         if spec.missing_packages():
             return spec.install_hint
         try:
-            headless.choose()
+            headless.select_backend()
         except RuntimeError as error:
             return str(error)
     spec = ENVIRONMENTS["craftax-symbolic"]
