@@ -12,7 +12,6 @@ INPUT = 3
 # One row for each model, with all tests. The rows of OTHERS differ in an option.
 QUICK = {
     "agalite": ("agalite", SMALL | {"layers": 2, "eta": 2}),
-    "agalite slots": ("agalite", SMALL | {"eta": 2, "basis": "slots", "r": 3}),
     "galite": ("galite", SMALL | {"eta": 2}),
     "linear": ("linear", SMALL),
     "transformer": ("transformer", SMALL | {"context": 5}),
@@ -22,6 +21,7 @@ QUICK = {
     "feedforward": ("feedforward", {"d_model": 6, "layers": 1, "ffn_size": 5}),
 }
 OTHERS = {
+    "agalite slots": ("agalite", SMALL | {"eta": 2, "basis": "slots", "r": 3}),
     "agalite r=5": ("agalite", SMALL | {"eta": 2, "r": 5, "horizon": (2, 50)}),
     "agalite published r=1": ("agalite", SMALL | {"eta": 2, "basis": "published"}),
     "agalite published r=4": ("agalite", SMALL | {"eta": 2, "basis": "published", "r": 4}),

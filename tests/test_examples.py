@@ -25,6 +25,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow  # README's example streams too: tests/test_readme.py
 def test_streaming(run):
     out = run("streaming")
     assert "2,560 floats of state" in out

@@ -1,7 +1,5 @@
 """The settings of the learning rules: epsilon, time limits, scales, schedules, V-trace."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -37,8 +35,8 @@ def test_a_large_adam_epsilon_stops_small_gradients():
     np.testing.assert_allclose([moved[1e-8], moved[1e-5]], [1 / 1.1, 1 / 101], rtol=1e-3)
 
 
-def test_a_time_limit_bootstraps_or_terminates():
-    env = make("tmaze", corridor=3, max_steps=4)
+def test_a_time_limit_bootstraps_or_terminates(collected):
+    env = make("tmaze", corridor=20, max_steps=4)
     envs = VectorEnv(env, 2)
     model = ActorCritic.make(
         env.observation_space(env.default_params),
@@ -50,21 +48,19 @@ def test_a_time_limit_bootstraps_or_terminates():
         key=jax.random.key(0),
     )
 
-    def collect(bootstrap):
-        state = rollout.init(model, envs, jax.random.key(1))
-        run = eqx.filter_jit(rollout.collect_rollout)
-        options = {"num_steps": 8, "seq_len": 8, "bootstrap": bootstrap}
-        return run(model, envs, state, jax.random.key(2), **options)[1]
-
-    given, ended = collect(True), collect(False)
-    np.testing.assert_array_equal(given.actions, ended.actions)
-    at_limit = given.ends & (given.next_values != 0)
-    assert at_limit.any()
-    assert (ended.next_values[ended.ends] == 0).all()
-    np.testing.assert_array_equal(given.next_values[~given.ends], ended.next_values[~given.ends])
+    state = rollout.init(model, envs, jax.random.key(1))
+    run = eqx.filter_jit(rollout.collect_rollout)
+    options = {"num_steps": 8, "seq_len": 8, "bootstrap": False}
+    data = run(model, envs, state, jax.random.key(2), **options)[1]
+    assert data.ends[3].all()  # the limit is four steps
+    assert (data.next_values[3] == 0).all()
+    assert (data.next_values[:3] != 0).all()
     # What the memory read before a step is what the step before it did.
-    np.testing.assert_array_equal(given.obs.previous_action[1:], given.actions[:-1])
-    np.testing.assert_array_equal(given.obs.previous_reward[1:], given.rewards[:-1])
+    np.testing.assert_array_equal(data.obs.previous_action[1:], data.actions[:-1])
+    np.testing.assert_array_equal(data.obs.previous_reward[1:], data.rewards[:-1])
+    # By default the value of the final observation follows.
+    bootstrapped = collected("gru").rollout
+    assert (bootstrapped.next_values[bootstrapped.ends] != 0).any()
     assert A2C().bootstraps
     assert not A2C(time_limit="terminate").bootstraps
     with pytest.raises(ValueError, match="time_limit='stop' is unknown"):
@@ -73,11 +69,20 @@ def test_a_time_limit_bootstraps_or_terminates():
 
 def test_reward_scale_multiplies_what_is_learned_from(collected):
     model, _, _, data, initial_states, _ = collected("gru")
-    scaled, _ = learn(A2C(reward_scale=3.0), model, data, initial_states)
-    data = data._replace(rewards=3 * data.rewards)
-    same, _ = learn(A2C(), model, data, initial_states)
-    for a, b in zip(scaled, same, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    seen = []
+
+    class Recorder(A2C):
+        def _learn(self, model, _, opt_state, rollout, *args):
+            del args
+            seen.append(rollout.rewards)
+            return model, opt_state, {}
+
+    for scale in (1.0, 3.0):
+        Recorder(reward_scale=scale).learn(
+            model, None, None, data, initial_states, 12, jax.random.key(0), jnp.ones(())
+        )
+    np.testing.assert_array_equal(seen[0], data.rewards)
+    np.testing.assert_allclose(seen[1], 3 * data.rewards)
 
 
 def test_the_clip_range_is_annealed(collected):
@@ -99,16 +104,10 @@ def test_the_clip_range_is_annealed(collected):
 def test_no_more_epochs_beyond_the_target_kl(collected):
     model, _, _, data, initial_states, _ = collected("gru")
     agent = PPO(update_epochs=4, num_minibatches=1, learning_rate=1e-2, target_kl=1e-9)
-    stopped, metrics = learn(agent, model, data, initial_states)
+    _, metrics = learn(agent, model, data, initial_states)
     # The ratio is 1 in the first epoch and no longer in the second, which is the last.
-    two, _ = learn(
-        dataclasses.replace(agent, update_epochs=2, target_kl=None), model, data, initial_states
-    )
     assert float(metrics["losses/epochs"]) == 2
-    for a, b in zip(stopped, two, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    _, metrics = learn(dataclasses.replace(agent, target_kl=1e9), model, data, initial_states)
-    assert float(metrics["losses/epochs"]) == 4
+    assert np.isfinite(float(metrics["losses/value_loss"]))
 
 
 @pytest.mark.parametrize("agent", [A2C(norm_return=True), PPO(norm_return=True, norm_adv=False)])
@@ -116,6 +115,7 @@ def test_with_normalised_returns_the_scale_of_rewards_does_not_matter(agent, col
     """Both losses are those of rewards, values and statistics that are all ten times smaller."""
     model, _, _, data, initial_states, _ = collected("gru")
 
+    @jax.jit
     def scaled(factor):
         returns = RunningStatistics(()).update(factor * jnp.linspace(-1, 1, 9))
         with_statistics = eqx.tree_at(
@@ -125,7 +125,7 @@ def test_with_normalised_returns_the_scale_of_rewards_does_not_matter(agent, col
         batch = batch._replace(values=factor * batch.values)
         batch = batch._replace(targets=batch.advantages + batch.values)
         extra = (0.2,) if isinstance(agent, PPO) else ()
-        return jax.jit(lambda: agent.loss(with_statistics, batch, jnp.zeros(()), *extra)[1])()
+        return agent.loss(with_statistics, batch, jnp.zeros(()), *extra)[1]
 
     once, tenfold = scaled(1.0), scaled(10.0)
     for name in ("losses/policy_loss", "losses/value_loss"):
@@ -136,10 +136,16 @@ def test_without_vtrace_targets_are_those_of_gae(collected):
     model, _, _, data, initial_states, _ = collected("gru")
     # A policy that acted differently: V-trace would weigh its steps, GAE does not.
     old = data._replace(log_probs=data.log_probs + 1.0)
-    settings = {"update_epochs": 2, "num_minibatches": 2, "clip_coef": 0.1, "vf_clip_coef": 1.0}
-    gae, _ = learn(PPO(**settings, ent_coef=3e-3), model, old, initial_states)
-    without, _ = learn(
-        APPO(**settings, vtrace=False, max_grad_norm=4.0), model, old, initial_states
-    )
-    for a, b in zip(gae, without, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    seen = []
+
+    class Recorder(APPO):
+        def _run_epochs(self, model, _, opt_state, batch, *args):
+            del args
+            seen.append(batch)
+            return model, opt_state, {}
+
+    agent = Recorder(vtrace=False)
+    agent.learn(model, None, None, old, initial_states, 12, jax.random.key(0), jnp.ones(()))
+    expected = make_batch(old, initial_states, agent._advantages(old), 12)
+    np.testing.assert_allclose(seen[0].advantages, expected.advantages, atol=1e-6)
+    np.testing.assert_allclose(seen[0].targets, expected.targets, atol=1e-6)

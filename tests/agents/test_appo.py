@@ -27,9 +27,9 @@ def after(agent, model, data, initial_states):
     return eqx.filter(model, eqx.is_inexact_array), metrics
 
 
+@pytest.mark.slow  # its sisters: with lag, below; without V-trace, test_agent_settings.py
 @pytest.mark.parametrize(
-    ("memory", "update_epochs", "num_minibatches"),
-    [("gru", 1, 1), pytest.param("gtrxl", 2, 4, marks=pytest.mark.slow)],
+    ("memory", "update_epochs", "num_minibatches"), [("gru", 1, 1), ("gtrxl", 2, 4)]
 )
 def test_without_lag_an_update_is_that_of_ppo(memory, update_epochs, num_minibatches, collected):
     model, _, _, data, initial_states, _ = collected(memory)

@@ -17,7 +17,9 @@ from agalite.agents.base import (
 from agalite.agents.ppo import PPO
 
 
-@pytest.mark.parametrize("memory", ["agalite", "gtrxl", "gru"])
+@pytest.mark.parametrize(
+    "memory", ["agalite", pytest.param("gtrxl", marks=pytest.mark.slow), "gru"]
+)
 def test_before_an_update_the_learner_computes_what_the_actor_did(memory, collected):
     model, _, _, data, initial_states, _ = collected(memory)
     assert data.ends.any()

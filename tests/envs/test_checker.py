@@ -14,7 +14,13 @@ from agalite.testing import check_env
 
 @pytest.mark.parametrize(
     "name",
-    ["tmaze", "masked-cartpole", "noisy-masked-cartpole", "mystery-path-grid", "mystery-path"],
+    [
+        "tmaze",
+        "masked-cartpole",
+        pytest.param("noisy-masked-cartpole", marks=pytest.mark.slow),
+        "mystery-path-grid",
+        pytest.param("mystery-path", marks=pytest.mark.slow),
+    ],
 )
 def test_ours_keep_the_contract(name):
     env = make(name)

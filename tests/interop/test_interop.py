@@ -110,6 +110,7 @@ def test_a_sequence_is_its_inputs_one_by_one_in_both():
     close(by_nnx(module, None, XS[0, 0], None)[1], ys[0, 0])
 
 
+@pytest.mark.slow  # its sister: tests/memory/test_models.py, a cache from other weights
 def test_the_state_of_gtrxl_is_refreshed():
     module = NNXMemory(models.build("gtrxl"))
     both = nnx.jit(lambda m, s: (m.refresh(s), jax.tree.map(lambda x: x[0], s)))

@@ -96,6 +96,7 @@ def test_pixels_are_scaled_to_1():
     assert 0.01 < float(jnp.abs(want).mean()) < 10
 
 
+@pytest.mark.slow  # its sister: every weight of a network for pixels, test_actor_critic.py
 def test_impala_has_the_size_of_the_paper_and_a_gradient_everywhere():
     encoder = eqx.filter_eval_shape(lambda key: ImpalaResNet((64, 64, 3), key=key), KEY)
     convolutions = 3 * 9 * 16 + 4 * 144 * 16 + 16 * 9 * 32 + 4 * 288 * 32 + 5 * 288 * 32

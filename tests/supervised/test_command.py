@@ -29,6 +29,7 @@ def test_steps_is_short_for_total_timesteps_and_the_preset_knows_the_length():
     assert (config.memory_options["horizon"], config.memory_options["eta"]) == (None, 2)
 
 
+@pytest.mark.slow  # its sister: tests/supervised/test_train.py
 def test_a_run_is_trained_resumed_and_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data, "CACHE", tmp_path / "cache")
     # `test_train.py` fits the baselines.

@@ -117,7 +117,9 @@ def test_a_policy_computes_what_its_model_does(runs):
         _, state = policy.act(obs, state, reset)
 
 
-@pytest.mark.parametrize("memory", list(SIZES))
+@pytest.mark.parametrize(
+    "memory", [pytest.param(m, marks=pytest.mark.slow) if m == "gtrxl" else m for m in SIZES]
+)
 def test_a_batch_equals_each_alone(memory):
     policy = new_policy(memory, greedy=True)
     generator = np.random.default_rng(0)
