@@ -22,7 +22,8 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pygame>=2.6.1,<3"
 	touch $@
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# A third worker computes while another waits for processes it has started.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 test: lint $(VENV)/.installed
 	$(PYTEST) -m "not slow"

@@ -31,10 +31,12 @@ def test_streaming(run):
     assert "2,560 floats of state" in out
 
 
+@pytest.mark.slow
 def test_plain_jax(run):
     assert "attention: (64, 2, 8)" in run("plain_jax")
 
 
+@pytest.mark.slow  # its sister: check_memory of a user's model, tests/memory/test_contract.py
 def test_custom_memory(run):
     before, after = map(float, re.findall(r"loss (\S+) -> (\S+)", run("custom_memory"))[0])
     assert after < 0.9 * before

@@ -389,6 +389,7 @@ def test_a_trainers_loop(name, mode):
     envs.close()
 
 
+@pytest.mark.slow  # its sister: test_in_a_new_process
 def test_workers_of_their_own():
     """A spawned process gives what the same seed gives in this one."""
     make = [lambda: gymnasium.make("agalite.envs:agalite/TMaze-v0", corridor=3)]

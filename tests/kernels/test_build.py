@@ -130,8 +130,8 @@ def test_calling_one_that_is_not_there_says_why(monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(c, marks=pytest.mark.slow if i else (), id=os.path.basename(c[-1]))
-        for i, c in enumerate(build.compilers())
+        pytest.param(c, marks=pytest.mark.slow, id=os.path.basename(c[-1]))
+        for c in build.compilers()
     ],
 )
 def test_compilers_give_no_warning(command, tmp_path, monkeypatch):

@@ -70,8 +70,8 @@ def repeated_step(memory):
 # --- check_memory ---------------------------------------------------------------------------------
 
 
-# Compiling the gradients of these two takes longest; their whole contract is a slow test.
-GRADIENTS_SLOW = {"linear", "transformer"}
+# Compiling the gradients of these takes longest; their whole contract is a slow test.
+GRADIENTS_SLOW = {"linear", "transformer", "gtrxl"}
 
 
 @quick_rows

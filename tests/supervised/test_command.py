@@ -5,6 +5,8 @@ import shlex
 import subprocess
 import sys
 
+import pytest
+
 from agalite import cli
 from agalite.supervised import data, report
 from agalite.supervised.baselines import Baselines
