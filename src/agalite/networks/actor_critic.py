@@ -12,7 +12,7 @@ from agalite import validation
 from agalite.memory import Memory, make_memory
 from agalite.memory.layers import Dense
 from agalite.networks.encoders import Encoder, VectorEncoder, make_encoder
-from agalite.networks.heads import ActionHead, Distribution, make_action_head, output_layer
+from agalite.networks.heads import ActionHead, Distribution, make_action_head, scaled_dense
 from agalite.networks.normalisation import RunningStatistics
 from agalite.ops.activations import relu, tanh
 from agalite.ops.resets import broadcast_state
@@ -127,12 +127,16 @@ class ActorCritic(eqx.Module):
         return cls(
             encoder=encoder_module,
             memory=memory_module,
-            hidden=_hidden(memory_module, outputs, hidden_gain, hidden_key),
+            hidden=scaled_dense(
+                memory_module.output_size, *outputs, gain=hidden_gain, key=hidden_key
+            ),
             actor=actor,
-            critic=output_layer(hidden_size, 1, gain=critic_gain, key=critic_key),
+            critic=scaled_dense(hidden_size, 1, gain=critic_gain, key=critic_key),
             critic_memory=critic_memory,
             critic_hidden=critic_memory
-            and _hidden(critic_memory, [hidden_size], hidden_gain, second[1]),
+            and scaled_dense(
+                critic_memory.output_size, hidden_size, gain=hidden_gain, key=second[1]
+            ),
             obs_statistics=statistics,
             return_statistics=RunningStatistics(()) if norm_return else None,
             activation=activation,
@@ -321,11 +325,6 @@ class ActorCritic(eqx.Module):
         if (statistics := self.return_statistics) is not None:
             values = values * statistics.std + jax.lax.stop_gradient(statistics.mean)
         return self.actor(actor), values
-
-
-def _hidden(memory: Memory, widths: list[int], gain: float, key: PRNGKeyArray) -> Dense:
-    dense = Dense(memory.output_size, widths, key=key)
-    return eqx.tree_at(lambda d: d.weight, dense, dense.weight * (gain / math.sqrt(2)))
 
 
 def partition_shapes(shapes: Any) -> tuple[Any, Any]:

@@ -172,7 +172,7 @@ class DiscreteHead(ActionHead):
         gain: float = 0.01,
         key: PRNGKeyArray,
     ):
-        self.linear, self.start = output_layer(features, choices, gain=gain, key=key), start
+        self.linear, self.start = scaled_dense(features, choices, gain=gain, key=key), start
         self.encoding_size = choices
 
     def __call__(self, features: Float[Array, "... F"]) -> Categorical:
@@ -211,7 +211,7 @@ class MultiDiscreteHead(ActionHead):
         self.sizes = tuple(int(n) for n in sizes.ravel())
         self.start = tuple(int(n) for n in np.broadcast_to(start, sizes.shape).ravel())
         self.encoding_size = sum(self.sizes)
-        self.linear = output_layer(features, self.encoding_size, gain=gain, key=key)
+        self.linear = scaled_dense(features, self.encoding_size, gain=gain, key=key)
 
     def __call__(self, features: Float[Array, "... F"]) -> MultiCategorical:
         return MultiCategorical(self.linear(features), self.sizes)
@@ -255,7 +255,7 @@ class BoxHead(ActionHead):
         self.shape = tuple(low.shape)
         self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
         self.encoding_size = low.size
-        self.linear = output_layer(features, low.size, gain=gain, key=key)
+        self.linear = scaled_dense(features, low.size, gain=gain, key=key)
         self.log_std = jnp.zeros(low.size)
 
     def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
@@ -321,9 +321,9 @@ def make_action_head(
     return MultiDiscreteHead(features, choices.astype(int), low.astype(int), gain=gain, key=key)
 
 
-def output_layer(inputs: int, outputs: int, *, gain: float, key: PRNGKeyArray) -> Dense:
+def scaled_dense(inputs: int, *widths: int, gain: float, key: PRNGKeyArray) -> Dense:
     """A dense layer with orthogonal weights times `gain`; other layers have a gain of sqrt(2)."""
-    dense = Dense(inputs, [outputs], key=key)
+    dense = Dense(inputs, widths, key=key)
     return eqx.tree_at(lambda d: d.weight, dense, dense.weight * (gain / math.sqrt(2)))
 
 
