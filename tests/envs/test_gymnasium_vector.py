@@ -639,3 +639,16 @@ def test_a_script_without_a_guard_is_told(tmp_path) -> None:
 )
 def test_describe(space, text) -> None:
     assert spaces.describe(space) == text
+
+
+def test_classic_control_without_velocities():
+    for name, kept in (("Pendulum-v1", [0, 1]), ("MountainCarContinuous-v0", [0])):
+        short = name.partition("-")[0]
+        env = gym.make(f"agalite/{short}NoVelocity-v0")
+        whole = gym.make(name)
+        assert env.observation_space.shape == (len(kept),)
+        obs, other = env.reset(seed=3)[0], whole.reset(seed=3)[0]
+        np.testing.assert_array_equal(obs, other[kept])
+        step, step_of_whole = env.step(np.array([0.5])), whole.step(np.array([0.5]))
+        np.testing.assert_array_equal(step[0], step_of_whole[0][kept])
+        assert step[1] == step_of_whole[1]

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from agalite.agents.ppo import PPO
 from agalite.studies import runner
+from agalite.studies.declaration import Scale
 from agalite.studies.trials import expand, make_config, record_failure, run_trial
 from agalite.training.logging import read_metrics
 from agalite.training.run import Run
@@ -89,3 +92,17 @@ def test_a_damaged_measurement_is_not_finished_and_not_overwritten(tmp_path):
     shutil.rmtree(trials[0].folder)
     assert [o.state for o in runner.run(trials, quiet=True)] == ["finished"]
     assert [trial.state() for trial in trials] == ["finished"] * 3
+
+
+def test_seeds_start_where_the_scale_says(tmp_path):
+    scale = Scale(seeds=3, first_seed=100, seeds_per_run=2)
+    trials = expand(replace(TRAINED, scales={"cpu": scale}), "cpu", tmp_path)
+    assert [(t.first_seed, t.seeds) for t in trials] == [(100, 2), (102, 1)]
+    assert make_config(trials[0]).seed == 100
+
+
+def test_an_algorithm_has_its_own_settings(tmp_path):
+    settings = {"algorithm": "ppo", "agent.update_epochs": 2}
+    study = replace(TRAINED, scales={"cpu": Scale(settings=settings)})
+    [trial] = expand(study, "cpu", tmp_path)
+    assert make_config(trial).agent == PPO(update_epochs=2)

@@ -103,24 +103,28 @@ class PPO(Agent):
             shuffled = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
             return lax.scan(minibatch, carry, shuffled)
 
-        def epoch_unless_stopped(carry: tuple[Any, Any], key: Array):
-            carry, stopped = carry
-            empty = jax.tree.map(jnp.zeros_like, jax.eval_shape(epoch, carry, key)[1])
-            carry, metrics = lax.cond(stopped, lambda c, _: (c, empty), epoch, carry, key)
-            ran = ~stopped
-            stopped |= metrics["losses/approx_kl"].mean() > self.target_kl
-            return (carry, stopped), (metrics, ran)
-
         keys = jax.random.split(key, self.update_epochs)
         carry = weights, opt_state
-        if self.target_kl is None:
+        if (target_kl := self.target_kl) is None:
             carry, metrics = lax.scan(epoch, carry, keys)
             metrics = jax.tree.map(jnp.mean, metrics)
         else:
-            start = carry, jnp.array(False)
-            (carry, _), (metrics, ran) = lax.scan(epoch_unless_stopped, start, keys)
-            epochs = jnp.sum(ran)
-            metrics = jax.tree.map(lambda x: x.mean(axis=1).sum() / epochs, metrics)
+
+            def next_epoch(state: tuple[Any, Metrics, Array, Array]):
+                carry, sums, done, _ = state
+                carry, metrics = epoch(carry, keys[done])
+                metrics = jax.tree.map(jnp.mean, metrics)
+                sums = jax.tree.map(jnp.add, sums, metrics)
+                return carry, sums, done + 1, metrics["losses/approx_kl"] > target_kl
+
+            shapes = jax.eval_shape(epoch, carry, keys[0])[1]
+            zeros = {name: jnp.zeros((), x.dtype) for name, x in shapes.items()}
+            carry, sums, epochs, _ = lax.while_loop(
+                lambda state: (state[2] < self.update_epochs) & ~state[3],
+                next_epoch,
+                (carry, zeros, jnp.int32(0), jnp.array(False)),
+            )
+            metrics = {name: x / epochs for name, x in sums.items()}
             metrics["losses/epochs"] = epochs.astype(jnp.float32)
         return eqx.combine(carry[0], static), carry[1], metrics
 

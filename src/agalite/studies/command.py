@@ -21,22 +21,26 @@ _STUDY = tyro.conf.arg(metavar="STUDY")
 
 @dataclass(frozen=True)
 class List:
-    """List the studies: the paper's figures and tables, and three others."""
+    """List the studies: the paper's figures and tables, and a few others."""
 
     def run(self) -> None:
         from rich.console import Console
         from rich.table import Table
 
         from agalite.studies.catalogue import studies
+        from agalite.studies.declaration import SCALES
         from agalite.studies.trials import expand
 
         table = Table(box=None, pad_edge=False)
-        for column in ("study", "what", "smoke", "cpu", "paper"):
-            numbers = column not in ("study", "what")
+        for column in ("study", "what", *SCALES):
+            numbers = column in SCALES
             table.add_column(column, justify="right" if numbers else "left", no_wrap=numbers)
         for study in studies().values():
-            counts = (len(expand(study, scale, Path())) for scale in ("smoke", "cpu", "paper"))
-            table.add_row(study.name, study.title, *(f"{count:,}" for count in counts))
+            counts = (
+                f"{len(expand(study, scale, Path())):,}" if scale in study.scales else "-"
+                for scale in SCALES
+            )
+            table.add_row(study.name, study.title, *counts)
         console = Console(highlight=False)
         console.print(table)
         console.print("\nThe numbers are trials at each scale: agalite study run NAME --scale cpu")

@@ -86,6 +86,8 @@ class Scale:
 
     seeds: int = 1
     """Seeds of every combination of levels."""
+    first_seed: int = 0
+    """The first of them. A sweep has seeds of its own: what it chooses is reported on others."""
     seeds_per_run: int | None = None
     """Seeds that share one run, and so one compiled program; None: all of them."""
     settings: Settings = field(default_factory=dict)

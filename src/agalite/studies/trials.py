@@ -249,8 +249,9 @@ def _share_seeds(
     words = (f"{factor}={label}" for factor, label in levels.items())
     name = ",".join(re.sub(r"[^\w.=+-]", "-", word) for word in words) or study.name
     trials = []
-    for first in range(0, at.seeds, per_run):
-        count = min(per_run, at.seeds - first)
+    end = at.first_seed + at.seeds
+    for first in range(at.first_seed, end, per_run):
+        count = min(per_run, end - first)
         suffix = "" if at.seeds == count else f",seed={first}"
         if suffix and count > 1:
             suffix += f"-{first + count - 1}"
@@ -289,13 +290,17 @@ def make_config(trial: Trial) -> Any:
 def _train_config(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     from agalite.envs.registry import on_host
     from agalite.memory.registry import MODELS
-    from agalite.training.config import HostConfig, TrainConfig
+    from agalite.training.config import AGENTS, HostConfig, TrainConfig
     from agalite.training.presets import preset
 
     nested = nest(flat)
+    algorithm = nested.pop("algorithm", None)  # as --algorithm: that agent with its defaults
     env, memory = str(nested["env"]), str(nested.setdefault("memory", "agalite"))
     validation.check_one_of("memory", memory, MODELS)
     start = preset(preset_name, env, memory)
+    if algorithm is not None:
+        validation.check_one_of("algorithm", algorithm, AGENTS)
+        start["agent"] = AGENTS[algorithm]()
     _check_names(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
     agent = dataclasses.replace(start.pop("agent"), **nested.pop("agent", {}))
     options = {**start.pop("memory_options", {}), **nested.pop("memory_options", {})}
@@ -328,7 +333,7 @@ def _check_names(flat: Mapping[str, Any], config: type, agent: Any = None) -> No
     options = sorted(names & {"memory_options", "env_options"})
     known = [*(names - {*options, "agent"}), *(f"{name}.OPTION" for name in options)]
     if agent is not None:
-        known += [f"agent.{f.name}" for f in dataclasses.fields(agent)]
+        known += ["algorithm", *(f"agent.{f.name}" for f in dataclasses.fields(agent))]
     for name in flat:
         if not name.startswith(tuple(f"{x}." for x in options)):
             validation.check_one_of("setting", name, known)

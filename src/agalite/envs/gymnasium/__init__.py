@@ -25,6 +25,7 @@ def register() -> None:
     """
     import gymnasium
 
+    from agalite.envs.gymnasium import no_velocity
     from agalite.envs.registry import ENVIRONMENTS
 
     for spec in ENVIRONMENTS.values():
@@ -36,6 +37,7 @@ def register() -> None:
             entry_point = f"{__name__}.wrapper:GymnasiumWrapper"
             kwargs = {"env": spec.entry_point, **spec.kwargs}
         gymnasium.register(spec.gymnasium_id, entry_point, kwargs=kwargs)
+    no_velocity.register()
 
 
 def __getattr__(name: str) -> Any:

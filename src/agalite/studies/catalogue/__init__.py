@@ -12,6 +12,7 @@ from agalite.studies.declaration import Study
 _FILES = (
     "tmaze",
     "cartpole",
+    "tuning",
     "mystery_path",
     "craftax",
     "memory_maze",

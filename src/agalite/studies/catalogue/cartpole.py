@@ -18,7 +18,7 @@ from agalite.studies.declaration import (
 _RETURN = Metric(
     column="charts/episodic_return", name="episodic return, last 100K steps", last_steps=100_000
 )
-_SMOKE = {
+SMOKE = {
     "total_timesteps": 1024,
     "num_envs": 2,
     "num_steps": 64,
@@ -57,7 +57,7 @@ def _study(name: str, env: str, title: str, paper: str) -> Study:
         figures=(LearningCurves(lines="agent", bins=100),),
         scales={
             "smoke": Scale(
-                seeds=1, model_size="tiny", settings=_SMOKE, factors=(agents("agalite"),)
+                seeds=1, model_size="tiny", settings=SMOKE, factors=(agents("agalite"),)
             ),
             "cpu": Scale(
                 seeds=2,
@@ -124,7 +124,7 @@ STUDIES = (
             "smoke": Scale(
                 seeds=1,
                 model_size="tiny",
-                settings=_SMOKE,
+                settings=SMOKE,
                 factors=(
                     agents("agalite"),
                     Factor("variant", {"masked": {"env": "masked-cartpole"}}),
