@@ -16,6 +16,7 @@ from agalite.studies.declaration import (
     Measurement,
     Metric,
     Scale,
+    SeedDots,
     Study,
     Training,
     vary,
@@ -49,7 +50,11 @@ def measured_study(name="small", *factors, **options):
             "kind": Measurement("studies.small_study:measure"),
             "base": {"noise": 0.01},
             "metrics": (Metric(column="error", name="error", higher_is_better=False),),
-            "figures": (Heatmap(x="r", y="gate"), LinePlot(x="r", lines="gate")),
+            "figures": (
+                Heatmap(x="r", y="gate"),
+                LinePlot(x="r", lines="gate"),
+                SeedDots(rows="r"),
+            ),
             "scales": {"smoke": Scale(seeds=5), "cpu": Scale(seeds=3)},
             **options,
         }

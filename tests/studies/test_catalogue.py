@@ -21,6 +21,9 @@ NAMES = [
     "cartpole-sweep",
     "tuning-cartpole",
     "tuning-tmaze",
+    "bars-cartpole",
+    "bars-tmaze",
+    "bars-gym",
     "mystery-path-grid",
     "mystery-path",
     "mystery-path-sweep",
@@ -48,7 +51,7 @@ def test_every_experiment_of_the_paper_has_a_study():
     found = catalogue.studies()
     assert sorted(found) == sorted(NAMES)
     for study in found.values():
-        ours = {"paper"} if study.name.startswith("tuning") else set()
+        ours = {"paper"} if study.name.startswith(("tuning", "bars")) else set()
         assert set(study.scales) == {"smoke", "cpu", "paper"} - ours, study.name
 
 

@@ -48,14 +48,14 @@ def test_numbers_are_those_of_the_folders(written):
         assert row["error"]["mean"] == point.values["error"].mean()
     assert found["claims"][0]["verdict"] == "agrees"
     assert found["sessions"][0]["command"] == "agalite study run small"
-    for name in ("1-heatmap", "2-line-plot"):
+    for name in ("1-heatmap", "2-line-plot", "3-seeds"):
         png = (page.parent / "figures" / f"{name}.png").read_bytes()
         assert png.startswith(b"\x89PNG")
 
 
 def test_the_page_is_one_html_file_without_references(written):
     text = written[2].read_text()
-    assert text.count("<figure ") == text.count("<svg") == 2
+    assert text.count("<figure ") == text.count("<svg") == 3
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)  # nothing is fetched
     for table in ("claims", "results", "improvement", "failures", "sessions"):
         assert f'<table class="sortable" id="{table}">' in text
@@ -83,7 +83,7 @@ def test_the_page_works_in_a_browser(written, tmp_path):
             " const box = svg.getBoundingClientRect();"
             " return box.width > 300 && box.height > 150 && getComputedStyle(svg).visibility;})"
         )
-        assert visible == ["visible", "visible"]
+        assert visible == ["visible"] * 3
         # Lines are drawn where they can be seen, and labelled.
         assert page.evaluate("document.querySelectorAll('figure svg path').length") > 20
         claim = page.evaluate("document.querySelector('#claims tbody').innerText")

@@ -160,7 +160,15 @@ class Heatmap:
     title: str = ""
 
 
-Figure = LinePlot | LearningCurves | Heatmap
+@dataclass(frozen=True, kw_only=True)
+class SeedDots:
+    """The first metric of every seed: a row per level, in the order of their medians."""
+
+    rows: str
+    title: str = ""
+
+
+Figure = LinePlot | LearningCurves | Heatmap | SeedDots
 
 
 @dataclass(frozen=True, kw_only=True)

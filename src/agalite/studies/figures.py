@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from agalite.charts import COLOURS, INK, new_figure, style_axes, unit_range
-from agalite.studies.declaration import Figure, Heatmap, LearningCurves, LinePlot
+from agalite.studies.declaration import Figure, Heatmap, LearningCurves, LinePlot, SeedDots
 from agalite.studies.results import Results
 from agalite.studies.statistics import Summary, summarise
 from agalite.training.plots import bootstrap_interval
@@ -42,7 +42,7 @@ def draw(results: Results) -> list[DrawnFigure]:
         canvas = function(results, figure)
         if canvas is None:
             continue
-        bands = not isinstance(figure, Heatmap) and not results.study.metrics[0].exact
+        bands = not isinstance(figure, Heatmap | SeedDots) and not results.study.metrics[0].exact
         svg = _to_svg(canvas, f"{results.study.name}-{name}")
         title = figure.title or _default_title(results, figure)
         drawn.append(DrawnFigure(name, title, svg, _to_png(canvas), bands))
@@ -197,10 +197,32 @@ def _draw_heatmap(results: Results, figure: Heatmap) -> Any:
     return canvas
 
 
+def _draw_seed_dots(results: Results, figure: SeedDots) -> Any:
+    metric = results.study.metrics[0]
+    found = {
+        label: values
+        for label in results.labels(figure.rows)
+        if len(values := results.values({figure.rows: label}, metric.column))
+    }
+    if not found:
+        return None
+    labels = sorted(found, key=lambda label: float(np.median(found[label])))
+    canvas = new_figure(6.4, max(2.4, 1.0 + 0.22 * len(labels)))
+    ax = canvas.subplots()
+    for row, label in enumerate(labels):
+        values = found[label]
+        ax.plot(values, [row] * len(values), "o", color=COLOURS[0], markersize=4, alpha=0.6)
+        ax.plot(np.median(values), row, "|", color=INK, markersize=10, markeredgewidth=1.5)
+    ax.set_yticks(range(len(labels)), labels)
+    _style(ax, f"{metric.name}; the line is the median of the seeds", "", "")
+    return canvas
+
+
 _KINDS: dict[type, tuple[Callable[[Results, Any], Any], str]] = {
     LinePlot: (_draw_line_plot, "line-plot"),
     LearningCurves: (_draw_learning_curves, "learning-curves"),
     Heatmap: (_draw_heatmap, "heatmap"),
+    SeedDots: (_draw_seed_dots, "seeds"),
 }
 
 
@@ -292,6 +314,8 @@ def _default_title(results: Results, figure: Figure) -> str:
         return f"{metric} against {_to_words(figure.x)}"
     if isinstance(figure, Heatmap):
         return f"{metric} over {_to_words(figure.x)} and {_to_words(figure.y)}"
+    if isinstance(figure, SeedDots):
+        return f"{metric} of every seed"
     return "learning curves" + (f" of {figure.columns}" if figure.columns else "")
 
 

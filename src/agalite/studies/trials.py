@@ -217,8 +217,17 @@ def expand(
             memory = str(settings.get("memory", "agalite"))
             size = model_size(at.model_size, memory)
             settings = {**study.base, **at.settings, **size, **varied}
+        if isinstance(study.kind, Training) and "total_timesteps" not in settings:
+            settings["total_timesteps"] = _steps_of_preset(study.kind, settings)
         trials += _share_seeds(study, scale, out, levels, settings)
     return trials
+
+
+def _steps_of_preset(kind: Training, settings: Mapping[str, Any]) -> int:
+    from agalite.training.presets import preset
+
+    start = preset(kind.preset, str(settings["env"]), str(settings.get("memory", "agalite")))
+    return int(start["total_timesteps"])
 
 
 def agents_without_choice(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:

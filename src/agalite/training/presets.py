@@ -21,7 +21,7 @@ from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
 from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
-from agalite.memory.registry import MODELS, SMALL
+from agalite.memory.registry import BLOCKS, MODELS, SMALL
 from agalite.training import run
 from agalite.training.config import Config, HostConfig, TrainConfig
 
@@ -100,20 +100,26 @@ PAPER: dict[str, dict[str, Any]] = {
         "hidden_size": 512,
         "total_timesteps": 100_000_000,
     },
-    # Not in the paper: small models, for a laptop.
+    # Not in the paper: what learned CartPole, on processes; small models, for a laptop.
     "gym": {
         "agent": APPO(
-            learning_rate=1e-3,
-            ent_coef=3e-3,
-            update_epochs=4,
-            num_minibatches=2,
+            learning_rate=5e-4,
+            anneal_lr=True,
+            ent_coef=1e-3,
+            update_epochs=10,
+            num_minibatches=4,
             clip_coef=0.2,
             vf_clip_coef=None,
-            max_grad_norm=1.0,
+            max_grad_norm=0.5,
+            adam_eps=1e-8,
+            norm_return=True,
+            vtrace=False,
         ),
         "num_workers": 4,
         "envs_per_worker": 2,
-        "num_steps": 64,
+        "num_steps": 128,
+        "norm_obs": True,
+        "previous_action": True,
         "total_timesteps": 500_000,
         "log_every": 10_000,
         "checkpoint_every": 50_000,
@@ -132,35 +138,48 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 
+# Found by the sweeps `tuning-tmaze` and `tuning-cartpole` (`docs/training.md`).
 TUNED: dict[str, dict[str, Any]] = {
     "tmaze": {
-        "agent": A2C(learning_rate=5e-4, ent_coef=5e-3, vf_coef=1.0, **_CODE_AGENT),
-        "num_envs": 8,
-        "num_steps": 256,
+        "agent": PPO(
+            learning_rate=5e-4,
+            ent_coef=1e-2,
+            vf_coef=1.0,
+            update_epochs=4,
+            num_minibatches=8,
+            max_grad_norm=0.5,
+            **_CODE_AGENT,
+        ),
+        "num_envs": 16,
+        # Two of three episodes of 160 steps are in one rollout whole, with their cue.
+        "num_steps": 512,
         "total_timesteps": 2_000_000,
     },
-    # As RL Baselines3 Zoo's tuned RecurrentPPO for this task.
     "cartpole": {
         "agent": PPO(
-            learning_rate=1e-3,
+            learning_rate=5e-4,
             anneal_lr=True,
             gamma=0.98,
             gae_lambda=0.8,
             ent_coef=0.0,
             vf_coef=0.5,
-            update_epochs=20,
-            num_minibatches=1,
+            update_epochs=10,
+            num_minibatches=4,
             anneal_clip_coef=True,
             max_grad_norm=0.5,
+            adam_eps=1e-8,
+            norm_return=True,
         ),
         "num_envs": 8,
-        "num_steps": 32,
+        "num_steps": 128,
         "norm_obs": True,
+        "separate_critic": True,
+        "previous_action": True,
         "actor_gain": 0.01,
         "critic_gain": 1.0,
-        "total_timesteps": 500_000,
-        "log_every": 10_000,
-        "checkpoint_every": 100_000,
+        "total_timesteps": 100_000,
+        "log_every": 5_000,
+        "checkpoint_every": 50_000,
     },
     "mystery-path": {
         "agent": PPO(adam_eps=1e-8),
@@ -182,6 +201,35 @@ TUNED: dict[str, dict[str, Any]] = {
         "log_every": 4_000,
         "checkpoint_every": 40_000,
     },
+}
+
+# As RL Baselines3 Zoo's RecurrentPPO, but with the previous action and a lower learning rate.
+_CARTPOLE_OF_GRU: dict[str, Any] = {
+    "agent": dataclasses.replace(
+        TUNED["cartpole"]["agent"],
+        learning_rate=3e-4,
+        update_epochs=20,
+        num_minibatches=1,
+        adam_eps=1e-5,
+        norm_return=False,
+    ),
+    "num_steps": 32,
+    "separate_critic": False,
+}
+
+_NOISY_CARTPOLE = {"total_timesteps": 500_000, "log_every": 10_000, "checkpoint_every": 100_000}
+
+# Environments of Gymnasium that need other values, by a part of their id. As in RL Baselines3 Zoo,
+# Pendulum has a short horizon.
+_GYM_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Pendulum": (
+        {"learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.0, "num_minibatches": 8},
+        {"total_timesteps": 100_000},
+    ),
+    "MountainCarContinuous": (
+        {"learning_rate": 5e-4, "gamma": 0.999, "ent_coef": 1e-2},
+        {"total_timesteps": 300_000},
+    ),
 }
 
 # T-Maze: the published code has other values for these models than for AGaLiTe.
@@ -227,6 +275,13 @@ def preset(name: str, env: str, memory: str) -> dict[str, Any]:
     family = _family(env)
     rows = {"tuned": TUNED, "paper": {}, "published": PUBLISHED}[name]
     settings = {**PAPER[family], **rows.get(family, {})}
+    for part, (of_agent, others) in _GYM_VALUES.items():
+        if family == "gym" and part in env:
+            agent = dataclasses.replace(settings["agent"], **of_agent)
+            settings |= {"agent": agent, **others}
+    if name == "tuned" and family == "cartpole":
+        settings |= _CARTPOLE_OF_GRU if memory in ("gru", "lstm") else {}
+        settings |= _NOISY_CARTPOLE if env.startswith("noisy") else {}
     if name == "tuned" or family == "gym":
         return {**settings, "memory_options": _tuned_options(family, memory)}
     if family == "tmaze":
@@ -251,14 +306,22 @@ def _family(env: str) -> str:
 def _tuned_options(family: str, memory: str) -> dict[str, Any]:
     """Options of the memory model."""
     # About 190k parameters: a ninth of the paper's learns its longest corridor in minutes.
-    sizes = {} if family in ("mystery-path", "craftax") else SMALL.get(memory, {})
-    if family == "cartpole" and memory in ("gru", "lstm"):
-        sizes = {"d_model": 64, "hidden_size": 64}  # of RL Baselines3 Zoo's LSTM
-    # CartPole needs only a short memory, so its gates start as the paper's do.
-    gates = {} if family == "cartpole" else _SPREAD_GATES.get(memory, {})
+    options = {} if family in ("mystery-path", "craftax") else dict(SMALL.get(memory, {}))
     # With the paper's basis at r = 1 the output does not depend on the query.
-    basis = {"basis": "published", "projection_init": "fused"} if memory == "agalite" else {}
-    return {**sizes, **gates, **basis}
+    if memory == "agalite":
+        options |= {"basis": "published", "projection_init": "fused"}
+    # Control needs only a short memory, so the gates start as the paper's do.
+    if family not in ("cartpole", "gym"):
+        options |= _SPREAD_GATES.get(memory, {})
+    elif memory in ("gru", "lstm"):
+        options |= {"d_model": 64, "hidden_size": 64}
+    elif memory in BLOCKS:
+        # Of a few numbers a layer norm would leave the direction only.
+        options |= {"layers": 1, "embedding_bias": 0.3}
+    # Half of a block's output is new from the start: what is remembered shows.
+    if family in ("tmaze", "gym") and memory in BLOCKS:
+        options |= {"gate_bias": 0.0}
+    return options
 
 
 def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | HostConfig:

@@ -13,6 +13,7 @@ _FILES = (
     "tmaze",
     "cartpole",
     "tuning",
+    "bars",
     "mystery_path",
     "craftax",
     "memory_maze",

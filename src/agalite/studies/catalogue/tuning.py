@@ -1,63 +1,133 @@
 """Not in the paper: the sweeps behind the `tuned` presets, on seeds that are not reported."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from agalite.studies.catalogue import cartpole, tmaze
 from agalite.studies.declaration import (
     Factor,
-    LearningCurves,
     Metric,
     Scale,
+    SeedDots,
     Settings,
     Study,
     Training,
 )
 
 FIRST_SEED = 100
-_LR, _GATE, _EMB = (
-    "agent.learning_rate",
-    "memory_options.gate_bias",
-    "memory_options.embedding_bias",
-)
-_B = {"memory_options.layers": 1, _EMB: 0.3, _GATE: 0.0, _LR: 5e-4, "agent.adam_eps": 1e-8}
+"""The seeds of the sweeps; results are reported on those from 0."""
 
 
-def _levels() -> dict[str, Settings]:
-    out: dict[str, Settings] = {}
-
-    def add(name: str, **change: Any) -> None:
-        out[name] = {**_B, **{k.replace("__", "."): v for k, v in change.items()}}
-
-    add("base")
-    add("lr 1e-3", agent__learning_rate=1e-3)
-    add("lr 3e-4", agent__learning_rate=3e-4)
-    add("gate 2", memory_options__gate_bias=2.0)
-    add("gate -2", memory_options__gate_bias=-2.0)
-    add("embedding 0", memory_options__embedding_bias=0.0)
-    add("kl 0.02", agent__target_kl=0.02)
-    add("separate critic", separate_critic=True)
-    add("previous action", previous_action=True)
-    add("slots 4", **{"memory_options__basis": "slots", "memory_options__r": 4})
-    add("10 epochs", agent__update_epochs=10)
-    add("layers 2", memory_options__layers=2)
-    add("grad norm 5", agent__max_grad_norm=5.0)
-    add("terminate", agent__time_limit="terminate")
-    add("norm return", agent__norm_return=True)
-    add("128 steps 4 minibatches", num_steps=128, agent__num_minibatches=4, agent__update_epochs=10)
-    two = {"memory_options__gate_bias": 2.0, "previous_action": True, "separate_critic": True}
-    add("both", **two)
-    add("both, gate 0", **{**two, "memory_options__gate_bias": 0.0})
-    add("both, kl 0.02", agent__target_kl=0.02, **two)
-    add("both, lr 1e-3", agent__learning_rate=1e-3, **two)
-    add("both, 10 epochs", agent__update_epochs=10, **two)
-    add("both, 64 steps 2 minibatches", num_steps=64, agent__num_minibatches=2, **two)
-    add("both, layers 2", memory_options__layers=2, **two)
-    add("both, constant clip", agent__anneal_clip_coef=False, **two)
-    return out
+def _changes(base: Settings, changes: Mapping[str, Settings]) -> dict[str, Settings]:
+    """One level for each change of `base`."""
+    return {name: {**base, **change} for name, change in changes.items()}
 
 
-_PPO = {
+# CartPole. RL Baselines3 Zoo's numbers for RecurrentPPO.
+_ZOO: dict[str, Any] = {
+    "num_envs": 8,
+    "num_steps": 32,
+    "norm_obs": True,
+    "separate_critic": False,
+    "previous_action": False,
+    "actor_gain": 0.01,
+    "critic_gain": 1.0,
+    "agent.learning_rate": 1e-3,
+    "agent.anneal_lr": True,
+    "agent.gamma": 0.98,
+    "agent.gae_lambda": 0.8,
+    "agent.ent_coef": 0.0,
+    "agent.vf_coef": 0.5,
+    "agent.update_epochs": 20,
+    "agent.num_minibatches": 1,
+    "agent.anneal_clip_coef": True,
+    "agent.max_grad_norm": 0.5,
+    "agent.adam_eps": 1e-5,
+    "agent.norm_return": False,
+}
+# One layer of AGaLiTe with them, but for the learning rate and epsilon: then its gates learn too.
+_AGALITE = {
+    "memory_options.layers": 1,
+    "memory_options.embedding_bias": 0.3,
+    "memory_options.gate_bias": 0.0,
+    "agent.learning_rate": 5e-4,
+    "agent.adam_eps": 1e-8,
+}
+_ACTION, _CRITIC = {"previous_action": True}, {"separate_critic": True}
+_RETURN = {"agent.norm_return": True}
+_PAPER_GATE = {"memory_options.gate_bias": 2.0}
+# Four times the rollout, and four small steps an epoch instead of a large one.
+_WIDE = {"num_steps": 128, "agent.update_epochs": 10, "agent.num_minibatches": 4}
+_FOUR = {**_PAPER_GATE, **_ACTION, **_CRITIC, **_RETURN}
+
+_CARTPOLE = {
+    **_changes(
+        {**_ZOO, **_AGALITE},
+        {
+            "base": {},
+            "lr 1e-3": {"agent.learning_rate": 1e-3},
+            "lr 3e-4": {"agent.learning_rate": 3e-4},
+            "gate 2": _PAPER_GATE,
+            "gate -2": {"memory_options.gate_bias": -2.0},
+            "embedding 0": {"memory_options.embedding_bias": 0.0},
+            "separate critic": _CRITIC,
+            "previous action": _ACTION,
+            "norm return": _RETURN,
+            "slots 4": {"memory_options.basis": "slots", "memory_options.r": 4},
+            "10 epochs": {"agent.update_epochs": 10},
+            "layers 2": {"memory_options.layers": 2},
+            "grad norm 5": {"agent.max_grad_norm": 5.0},
+            "terminate": {"agent.time_limit": "terminate"},
+            "128 steps 4 minibatches": _WIDE,
+            "gate 2, previous action, separate critic": {**_PAPER_GATE, **_ACTION, **_CRITIC},
+            "gate 2, previous action, norm return": {**_PAPER_GATE, **_ACTION, **_RETURN},
+            "gate 2, previous action, norm return, separate critic": _FOUR,
+            "previous action, norm return, 128 steps": {**_ACTION, **_RETURN, **_WIDE},
+            "tuned: gate 2, previous action, norm return, separate critic, 128 steps": {
+                **_FOUR,
+                **_WIDE,
+            },
+        },
+    ),
+    **_changes(
+        {**_ZOO, "memory": "gru"},
+        {
+            "gru, zoo": {},
+            "gru, zoo, separate critic": _CRITIC,
+            "gru, zoo, previous action": _ACTION,
+            "gru, as agalite, one critic": {
+                "agent.learning_rate": 5e-4,
+                "agent.adam_eps": 1e-8,
+                **_WIDE,
+                **_ACTION,
+                **_RETURN,
+            },
+            "gru, tuned (previous action, lr 3e-4)": {**_ACTION, "agent.learning_rate": 3e-4},
+            "gru, as agalite": {
+                "agent.learning_rate": 5e-4,
+                "agent.adam_eps": 1e-8,
+                **_WIDE,
+                **_ACTION,
+                **_CRITIC,
+                **_RETURN,
+            },
+        },
+    ),
+    **_changes(
+        {**_ZOO, "memory": "lstm"},
+        {
+            "lstm, zoo": {},
+            "lstm, tuned (previous action, lr 3e-4)": {**_ACTION, "agent.learning_rate": 3e-4},
+        },
+    ),
+}
+
+# T-Maze.
+_TMAZE_BASE: dict[str, Any] = {
     "algorithm": "ppo",
+    "num_envs": 16,
+    "num_steps": 256,
+    "memory_options.gate_bias": 2.0,
     "agent.learning_rate": 5e-4,
     "agent.ent_coef": 1e-2,
     "agent.vf_coef": 1.0,
@@ -66,67 +136,99 @@ _PPO = {
     "agent.max_grad_norm": 0.5,
     "agent.adam_eps": 1e-8,
     "agent.time_limit": "terminate",
-    "num_envs": 16,
 }
-_TMAZE: dict[str, Settings] = {
-    "ppo": _PPO,
-    "ppo, gate 0": {**_PPO, _GATE: 0.0},
-    "ppo, lr 3e-4": {**_PPO, _LR: 3e-4},
-    "ppo, lr 1e-3": {**_PPO, _LR: 1e-3},
-    "a2c": {},
-    "a2c, entropy 1e-2": {"agent.ent_coef": 1e-2},
-    "a2c, lr 1e-3, entropy 1e-2": {"agent.ent_coef": 1e-2, _LR: 1e-3},
-    "a2c, gate 0, entropy 1e-2": {"agent.ent_coef": 1e-2, _GATE: 0.0},
-    "a2c, 4 envs": {"num_envs": 4},
+_GATE_0 = {"memory_options.gate_bias": 0.0}
+_A2C = {
+    "algorithm": "a2c",
+    "num_envs": 8,
+    "num_steps": 256,
+    "memory_options.gate_bias": 2.0,
+    "agent.learning_rate": 5e-4,
+    "agent.ent_coef": 5e-3,
+    "agent.vf_coef": 1.0,
+    "agent.adam_eps": 1e-8,
+    "agent.time_limit": "terminate",
 }
-
-STUDIES = (
-    Study(
-        name="tuning-tmaze",
-        title="Sweep: AGaLiTe in T-Maze, a corridor of 160",
-        paper="ours",
-        kind=Training(preset="tuned"),
-        base={"env": "tmaze", "memory": "agalite", "total_timesteps": 1_000_000},
-        factors=(Factor("change", _TMAZE),),
-        metrics=(
-            Metric(
-                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
-            ),
-        ),
-        figures=(LearningCurves(lines="change"),),
-        scales={
-            "smoke": Scale(
-                seeds=1,
-                model_size="tiny",
-                settings=tmaze.SMOKE,
-                factors=(Factor("change", {"a2c": {}}),),
-            ),
-            "cpu": Scale(seeds=3, first_seed=FIRST_SEED),
+_TMAZE = {
+    **_changes(
+        _TMAZE_BASE,
+        {
+            "ppo": {},
+            "ppo, gate 0": _GATE_0,
+            "ppo, gate 0, 8 x 512": {**_GATE_0, "num_envs": 8, "num_steps": 512},
+            "ppo, gate 0, 16 x 512": {
+                **_GATE_0,
+                "num_steps": 512,
+                "agent.num_minibatches": 8,
+            },
+            "ppo, gate 0, separate critic": {**_GATE_0, **_CRITIC},
+            "ppo, gate 0, slots 2": {
+                **_GATE_0,
+                "memory_options.basis": "slots",
+                "memory_options.r": 2,
+            },
+            "ppo, gate 0, lr 1e-3": {**_GATE_0, "agent.learning_rate": 1e-3},
         },
     ),
-    Study(
-        name="tuning-cartpole",
-        title="Sweep: AGaLiTe in masked CartPole, one setting changed at a time",
+    **_changes(
+        _A2C,
+        {"a2c": {}, "a2c, gate 0, entropy 1e-2": {**_GATE_0, "agent.ent_coef": 1e-2}},
+    ),
+}
+
+
+def _study(
+    name: str,
+    title: str,
+    base: Settings,
+    levels: Mapping[str, Settings],
+    metric: Metric,
+    smoke: Settings,
+) -> Study:
+    return Study(
+        name=name,
+        title=title,
         paper="ours",
         kind=Training(preset="tuned"),
-        base={"env": "masked-cartpole", "memory": "agalite", "total_timesteps": 100_000},
-        factors=(Factor("change", _levels()),),
-        metrics=(
-            Metric(
-                column="charts/episodic_return",
-                name="episodic return, last 20K steps",
-                last_steps=20_000,
-            ),
-        ),
-        figures=(LearningCurves(lines="change"),),
+        base={"memory": "agalite", **base},
+        factors=(Factor("change", levels),),
+        metrics=(metric,),
+        figures=(SeedDots(rows="change"),),
         scales={
             "smoke": Scale(
-                seeds=1,
                 model_size="tiny",
-                settings=cartpole.SMOKE,
-                factors=(Factor("change", {"base": {}}),),
+                settings=smoke,
+                factors=(Factor("change", {next(iter(levels)): {}}),),
             ),
             "cpu": Scale(seeds=3, first_seed=FIRST_SEED),
         },
+    )
+
+
+STUDIES = (
+    _study(
+        "tuning-cartpole",
+        "Sweep: masked CartPole, 100K steps, mostly AGaLiTe",
+        {
+            "env": "masked-cartpole",
+            "total_timesteps": 100_000,
+            "log_every": 10_000,
+            "checkpoint_every": 100_000,
+        },
+        _CARTPOLE,
+        Metric(
+            column="charts/episodic_return",
+            name="episodic return, last 20K steps",
+            last_steps=20_000,
+        ),
+        cartpole.SMOKE,
+    ),
+    _study(
+        "tuning-tmaze",
+        "Sweep: AGaLiTe in T-Maze, a corridor of 160, 1M steps",
+        {"env": "tmaze", "total_timesteps": 1_000_000},
+        _TMAZE,
+        Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000),
+        {**tmaze.SMOKE, "agent.num_minibatches": 1},
     ),
 )

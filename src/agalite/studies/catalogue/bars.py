@@ -1,0 +1,102 @@
+"""Not in the paper: how well agents learn with default settings, `agalite train ENV --memory M`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agalite.studies.catalogue import cartpole, tmaze
+from agalite.studies.declaration import (
+    Factor,
+    LearningCurves,
+    Metric,
+    Scale,
+    Study,
+    Training,
+)
+
+
+def _tasks(tasks: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]) -> Factor:
+    """A level for each task and memory, from (environment, other settings, memories) of a task."""
+    return Factor(
+        "task/memory",
+        {
+            f"{task}/{memory}": {"env": env, "memory": memory, **settings}
+            for task, (env, settings, memories) in tasks.items()
+            for memory in memories
+        },
+    )
+
+
+_FOUR = ("gru", "lstm", "gtrxl", "agalite")
+_CARTPOLE = {
+    "masked-cartpole": ("masked-cartpole", {}, _FOUR),
+    "noisy-masked-cartpole": ("noisy-masked-cartpole", {}, _FOUR),
+    "masked-cartpole 500K": ("masked-cartpole", {"total_timesteps": 500_000}, ("agalite",)),
+}
+_NO_VELOCITY = "gym:agalite/{}NoVelocity-v0"
+_GYM = {
+    "CartPole": ("gym:CartPole-v1", {"total_timesteps": 100_000}, ("agalite", "gru")),
+    "Pendulum": (_NO_VELOCITY.format("Pendulum"), {}, ("agalite", "gru")),
+    "MountainCar": (_NO_VELOCITY.format("MountainCarContinuous"), {}, ("agalite", "gru")),
+}
+_TMAZE = {"tmaze": ("tmaze", {}, ("agalite", "gru", "gtrxl"))}
+
+_RETURN = Metric(
+    column="charts/episodic_return", name="episodic return, last 10K steps", last_steps=10_000
+)
+_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
+
+
+def _study(
+    name: str, title: str, tasks: Mapping[str, Any], metric: Metric, smoke: Mapping[str, Any]
+) -> Study:
+    first, (env, _, _) = next(iter(tasks.items()))
+    return Study(
+        name=name,
+        title=title,
+        paper="ours",
+        kind=Training(preset="tuned"),
+        factors=(_tasks(tasks),),
+        metrics=(metric,),
+        figures=(LearningCurves(lines="memory", panels="task"),),
+        scales={
+            "smoke": Scale(
+                model_size="tiny",
+                settings=smoke,
+                factors=(_tasks({first: (env, {}, ("gru",))}),),
+            ),
+            "cpu": Scale(seeds=5),
+        },
+    )
+
+
+STUDIES = (
+    _study(
+        "bars-cartpole",
+        "Default settings in CartPole without velocities: return over training",
+        _CARTPOLE,
+        _RETURN,
+        cartpole.SMOKE,
+    ),
+    _study(
+        "bars-tmaze",
+        "Default settings in T-Maze, a corridor of 160: success over training",
+        _TMAZE,
+        _SUCCESS,
+        {**tmaze.SMOKE, "agent.num_minibatches": 1},
+    ),
+    _study(
+        "bars-gym",
+        "Default settings in Gymnasium's classic control: return over training",
+        _GYM,
+        _RETURN,
+        {
+            "total_timesteps": 1024,
+            "num_workers": 1,
+            "num_steps": 64,
+            "agent.update_epochs": 1,
+            "agent.num_minibatches": 1,
+            "log_every": 256,
+            "checkpoint_every": 1024,
+        },
+    ),
+)
