@@ -4,10 +4,11 @@
 function of `SYMPTOMS`. A symptom returns a sentence, or None. The sentence is shown on stderr and
 written to run.log as a warning, each kind once in a run, however often the run is resumed.
 
-All thresholds are the constants below, compared with the runs in `results/training`. A warning says
-what was seen, not that a run cannot recover: `tmaze40-published` there has a uniform policy for a
-third of its steps and then learns. A symptom needs every row of its window to agree, and says
-nothing where it knows too little: too few rows, no episode that ended, a metric that is not logged.
+All thresholds are the constants below, compared with runs that learned and runs that did not. A
+warning says what was seen, not that a run cannot recover: some agents in T-Maze have a uniform
+policy for a third of their steps and then learn. A symptom needs every row of its window to agree,
+and says nothing where it knows too little: too few rows, no episode that ended, a metric that is
+not logged.
 """
 
 import bisect

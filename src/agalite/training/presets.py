@@ -177,7 +177,7 @@ TUNED: dict[str, dict[str, Any]] = {
         "previous_action": True,
         "actor_gain": 0.01,
         "critic_gain": 1.0,
-        "total_timesteps": 100_000,
+        "total_timesteps": 500_000,
         "log_every": 5_000,
         "checkpoint_every": 50_000,
     },
@@ -216,8 +216,6 @@ _CARTPOLE_OF_GRU: dict[str, Any] = {
     "num_steps": 32,
     "separate_critic": False,
 }
-
-_NOISY_CARTPOLE = {"total_timesteps": 500_000, "log_every": 10_000, "checkpoint_every": 100_000}
 
 # Environments of Gymnasium that need other values, by a part of their id. As in RL Baselines3 Zoo,
 # Pendulum has a short horizon.
@@ -279,9 +277,9 @@ def preset(name: str, env: str, memory: str) -> dict[str, Any]:
         if family == "gym" and part in env:
             agent = dataclasses.replace(settings["agent"], **of_agent)
             settings |= {"agent": agent, **others}
-    if name == "tuned" and family == "cartpole":
-        settings |= _CARTPOLE_OF_GRU if memory in ("gru", "lstm") else {}
-        settings |= _NOISY_CARTPOLE if env.startswith("noisy") else {}
+    if name == "tuned" and family == "cartpole" and memory in ("gru", "lstm"):
+        settings |= _CARTPOLE_OF_GRU
+        settings["total_timesteps"] = 500_000 if env.startswith("noisy") else 100_000
     if name == "tuned" or family == "gym":
         return {**settings, "memory_options": _tuned_options(family, memory)}
     if family == "tmaze":
