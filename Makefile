@@ -28,8 +28,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 test: lint $(VENV)/.installed
 	$(PYTEST) -m "not slow"
 
+# With XLA's own way to generate code, which the quick tests leave out to save time.
 test-slow: $(VENV)/.installed
-	$(PYTEST) -m slow
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(PYTEST) -m slow
 
 test-all: test test-slow
 

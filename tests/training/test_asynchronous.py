@@ -38,6 +38,7 @@ OPTIONS = {
     "--hidden-size": "16",
     "--num-steps": "16",
     "--num-workers": "2",
+    "--num-minibatches": "2",
 }
 
 

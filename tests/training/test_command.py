@@ -50,7 +50,7 @@ def test_options_of_all_parts():
 
 
 def test_the_algorithm_brings_its_options():
-    words = "tmaze --algorithm ppo --num-minibatches 4 --no-norm-adv --total-timesteps 10"
+    words = "tmaze --preset paper --algorithm ppo --num-minibatches 4 --no-norm-adv --steps 10"
     _, config = parse(words.split(), PROG)
     assert config.agent == PPO(num_minibatches=4, norm_adv=False)
     assert config.total_timesteps == 10
@@ -84,7 +84,10 @@ def test_the_python_api_makes_the_same_configuration(preset):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("tmaze --update-epochs 2", "--update-epochs is an option of ppo and appo; the algorithm"),
+        (
+            "tmaze --preset paper --update-epochs 2",
+            "--update-epochs is an option of ppo and appo; the algorithm",
+        ),
         ("masked-cartpole --corridor=5", "--corridor is an option of tmaze; the environment"),
         ("", "name the environment before its options, as in: agalite train tmaze"),
         (

@@ -104,7 +104,7 @@ def final_leaves(folder):
 
 
 WORDS = """
-tmaze --corridor 3 --num-envs 4 --num-steps 8 --hidden-size 16 --steps 1920
+tmaze --algorithm a2c --corridor 3 --num-envs 4 --num-steps 8 --hidden-size 16 --steps 1920
 --log-every 64 --checkpoint-every 64 --memory gru --model.d-model 16 --model.hidden-size 16
 """
 COMMAND = WORDS.split()

@@ -82,7 +82,7 @@ STUDIES = (
         "Default settings in T-Maze, a corridor of 160: success over training",
         _TMAZE,
         _SUCCESS,
-        {**tmaze.SMOKE, "agent.num_minibatches": 1},
+        {**tmaze.SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4},
     ),
     _study(
         "bars-gym",

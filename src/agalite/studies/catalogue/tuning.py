@@ -229,6 +229,6 @@ STUDIES = (
         {"env": "tmaze", "total_timesteps": 1_000_000},
         _TMAZE,
         Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000),
-        {**tmaze.SMOKE, "agent.num_minibatches": 1},
+        {**tmaze.SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4},
     ),
 )
