@@ -46,12 +46,12 @@ _ZOO: dict[str, Any] = {
     "agent.norm_return": False,
 }
 # One layer of AGaLiTe with them, but for the learning rate and epsilon: then its gates learn too.
+_ADAM = {"agent.learning_rate": 5e-4, "agent.adam_eps": 1e-8}
 _AGALITE = {
     "memory_options.layers": 1,
     "memory_options.embedding_bias": 0.3,
     "memory_options.gate_bias": 0.0,
-    "agent.learning_rate": 5e-4,
-    "agent.adam_eps": 1e-8,
+    **_ADAM,
 }
 _ACTION, _CRITIC = {"previous_action": True}, {"separate_critic": True}
 _RETURN = {"agent.norm_return": True}
@@ -96,16 +96,14 @@ _CARTPOLE = {
             "gru, zoo, separate critic": _CRITIC,
             "gru, zoo, previous action": _ACTION,
             "gru, as agalite, one critic": {
-                "agent.learning_rate": 5e-4,
-                "agent.adam_eps": 1e-8,
+                **_ADAM,
                 **_WIDE,
                 **_ACTION,
                 **_RETURN,
             },
             "gru, tuned (previous action, lr 3e-4)": {**_ACTION, "agent.learning_rate": 3e-4},
             "gru, as agalite": {
-                "agent.learning_rate": 5e-4,
-                "agent.adam_eps": 1e-8,
+                **_ADAM,
                 **_WIDE,
                 **_ACTION,
                 **_CRITIC,
