@@ -5,6 +5,7 @@ import json
 import pytest
 
 from agalite import cli, demo
+from agalite.training import presets
 
 TINY = ["--corridor", "2", "--steps", "4096", "--seeds", "1"]
 
@@ -18,7 +19,7 @@ SIZES = {
 @pytest.fixture(scope="module", autouse=True)
 def small_models():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "_SIZES", SIZES)
+        patch.setattr(presets, "SMALL", SIZES)
         patch.setattr(demo, "EPISODES", 64)
         yield
 

@@ -229,7 +229,7 @@ class Demo:
 
     out: Path = Path("runs/demo")
     """Folder for both runs, their curves, an episode and the summary; continued if it exists."""
-    corridor: int = 20
+    corridor: int = 100
     """Length of the T-Maze: the number of steps for which the cue must be remembered."""
     steps: int = 500_000
     """Environment steps of each seed."""

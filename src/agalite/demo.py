@@ -7,14 +7,12 @@ episodes at best.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from agalite import files, validation
-from agalite.agents.a2c import A2C
 from agalite.envs import make
 from agalite.training import plots
 from agalite.training.config import TrainConfig
@@ -22,6 +20,7 @@ from agalite.training.evaluate import evaluate, film
 from agalite.training.logging import read_metrics
 from agalite.training.plots import bootstrap_interval
 from agalite.training.policy import load
+from agalite.training.presets import configure
 from agalite.training.run import Run
 from agalite.training.session import SUCCESS
 from agalite.training.train import resume, train
@@ -88,28 +87,21 @@ def run(out: Path, *, corridor: int, steps: int, seeds: int, seed: int) -> list[
     return results
 
 
-# Smaller than the paper's models, so that training takes a minute.
-_SIZES: dict[str, dict[str, Any]] = {
-    "agalite": {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64},
-    "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
-}
-
-
 def config(memory: str, corridor: int, steps: int, seeds: int, seed: int) -> TrainConfig:
-    """The configuration of one of the agents: short rollouts learn a short corridor fastest."""
-    gates = {"horizon": (2.0, 512.0)} if memory == "agalite" else {}
-    return TrainConfig(
-        env="tmaze",
-        env_options={"corridor": corridor},
-        memory=memory,
-        memory_options={**gates, **_SIZES[memory]},
-        agent=A2C(learning_rate=1e-3, ent_coef=1e-2),
-        num_envs=32,
-        num_steps=64,
-        total_timesteps=steps,
-        seeds=seeds,
-        seed=seed,
+    """The configuration of one of the agents: what `agalite train tmaze` does."""
+    settings = configure(
+        "tuned",
+        {
+            "env": "tmaze",
+            "env_options": {"corridor": corridor},
+            "memory": memory,
+            "total_timesteps": steps,
+            "seeds": seeds,
+            "seed": seed,
+        },
     )
+    assert isinstance(settings, TrainConfig)
+    return settings
 
 
 def _check_settings(config: TrainConfig, folder: Path) -> None:

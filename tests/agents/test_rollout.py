@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agalite.agents.rollout import batched_cond
+from agalite.agents.rollout import batched_cond, collect_rollout, init
 from agalite.envs import make
 from agalite.envs.vector import VectorEnv
+from agalite.networks.actor_critic import ActorCritic
 
 
 def test_a_reset_is_true_at_the_first_observation_of_an_episode(collected):
@@ -63,6 +64,40 @@ def test_episodes_are_summed_over_rollouts(collected):
         returns[done] = 0
     assert int(episodes.ended) == count
     np.testing.assert_allclose(float(episodes.returns), total, rtol=1e-4)
+
+
+def test_noise_is_held_for_some_steps():
+    env = make("tmaze", corridor=100)
+    envs = VectorEnv(env, 64)
+    model = ActorCritic.make(
+        env.observation_space(env.default_params),
+        env.action_space(env.default_params),
+        memory="feedforward",
+        memory_options={"d_model": 8, "layers": 1, "ffn_size": 8},
+        hidden_size=8,
+        actor_gain=1e-6,  # so uniform that equal noise gives equal actions
+        key=jax.random.key(0),
+    )
+
+    def actions(noise_steps):
+        _, data, _, _ = collect_rollout(
+            model,
+            envs,
+            init(model, envs, jax.random.key(1)),
+            jax.random.key(2),
+            num_steps=24,
+            seq_len=12,
+            noise_steps=noise_steps,
+        )
+        return np.asarray(data.actions)  # (24, 64)
+
+    held, fresh = actions(8).reshape(3, 8, 64), actions(1)
+    np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
+    assert (held[0, 0] != held[1, 0]).any()
+    assert (held[1, 0] != held[2, 0]).any()
+    assert (fresh[1:] != fresh[:-1]).mean() == pytest.approx(0.75, abs=0.05)
+    # Across environments and blocks the actions are still the policy's: a quarter each.
+    np.testing.assert_allclose(np.bincount(held[:, 0].ravel(), minlength=4) / 192, 0.25, atol=0.1)
 
 
 def test_batched_cond():

@@ -17,6 +17,7 @@ from agalite.testing import check_env
     [
         "tmaze",
         "masked-cartpole",
+        "repeat-previous",
         pytest.param("noisy-masked-cartpole", marks=pytest.mark.slow),
         pytest.param("mystery-path-grid", marks=pytest.mark.slow),
         pytest.param("mystery-path", marks=pytest.mark.slow),

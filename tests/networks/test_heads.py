@@ -167,6 +167,12 @@ def test_the_limits_of_a_box_are_not_trained():
     assert sorted(x.shape for x in leaves) == [(2,), (2,), (2, 8)]
 
 
+def test_the_standard_deviation_at_the_start():
+    head = make_action_head(HEADS["box"][0], 8, log_std_init=-0.5, key=KEY)
+    policy = head(jnp.zeros((2000, 8)))
+    assert policy.sample(KEY).std() == pytest.approx(np.exp(-0.5), rel=0.05)
+
+
 def test_unsuitable_action_spaces_are_refused():
     with pytest.raises(ValueError, match="supported are Discrete, MultiDiscrete and Box"):
         make_action_head(gym.spaces.Tuple([gym.spaces.Discrete(2)]), 4, key=KEY)

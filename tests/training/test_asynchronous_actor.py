@@ -122,6 +122,25 @@ def test_what_is_handed_over_is_what_happened(network):
     np.testing.assert_allclose(rollout.next_values[t, b], value, atol=2e-5)
 
 
+def test_noise_is_held_for_some_steps():
+    network = network_of(config(noise_steps=4))
+    weights = weights_of(network)
+    prepared = network.prepare(weights)
+    obs = network.inputs(np.zeros((32, 4), np.float32))
+    resets = np.ones(32, bool)
+    state = network.initial_state(weights, 32)
+
+    def actions(count):
+        return np.asarray(
+            network.act(prepared, state, obs, resets, jax.random.key(0), np.uint32(count)).actions
+        )
+
+    for count in (5, 6, 7):
+        np.testing.assert_array_equal(actions(count), actions(4))
+    assert (actions(8) != actions(7)).any()
+    assert (actions(3) != actions(4)).any()
+
+
 def test_episodes_are_counted_once_and_whole(network):
     playing = actor(network)
     got = collect(playing, 4)

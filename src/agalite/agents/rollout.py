@@ -97,6 +97,7 @@ def collect_rollout(
     num_steps: int,
     seq_len: int,
     bootstrap: bool = True,
+    noise_steps: int = 1,
 ) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for T = `num_steps` steps in every environment.
 
@@ -110,6 +111,8 @@ def collect_rollout(
     - `seq_len`: the length of the sequences that are learned from.
     - `bootstrap`: whether the value of the final observation stands for what follows a truncated
         episode; otherwise nothing follows.
+    - `noise_steps`: steps for which the randomness of the actions stays the same. Every action
+        still has the policy's distribution, so that its log-probability is right.
 
     **Returns:**
 
@@ -118,14 +121,19 @@ def collect_rollout(
     """
     model = prepare_for_inference(model, streams=envs.num_envs)
 
-    def sequence(runner_state: RunnerState, keys: Array):
+    def sequence(runner_state: RunnerState, keys: tuple[Array, Array]):
         initial_state = runner_state.memory_state
         runner_state, (rollout, episodes) = lax.scan(
-            lambda state, key: _step(model, envs, state, key, bootstrap), runner_state, keys
+            lambda state, keys: _step(model, envs, state, *keys, bootstrap), runner_state, keys
         )
         return runner_state, (rollout, initial_state, episodes)
 
-    keys = jax.random.split(key, num_steps).reshape(num_steps // seq_len, seq_len)
+    action_keys, env_keys = jax.vmap(jax.random.split, out_axes=1)(jax.random.split(key, num_steps))
+    steps = jnp.arange(num_steps)
+    keys = jax.tree.map(
+        lambda x: x.reshape(num_steps // seq_len, seq_len),
+        (action_keys[steps - steps % noise_steps], env_keys),
+    )
     runner_state, (rollout, initial_states, episodes) = lax.scan(sequence, runner_state, keys)
     rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollout)
     # The value of the observation after the last step. The memory state that this step returns is
@@ -143,12 +151,12 @@ def _step(
     model: ActorCritic,
     envs: "VectorEnv",
     runner_state: RunnerState,
-    key: Array,
+    action_key: Array,
+    env_key: Array,
     bootstrap: bool,
 ) -> tuple[RunnerState, tuple[Rollout, Episodes]]:
     """One step in every environment; `next_values` is filled in at truncations only."""
     state = runner_state
-    action_key, env_key = jax.random.split(key)
     memory_state, policy, values = jax.vmap(model.step)(state.memory_state, state.obs, state.resets)
     actions = jax.vmap(lambda p, k: p.sample(k))(
         policy, jax.random.split(action_key, envs.num_envs)

@@ -34,6 +34,7 @@ SIZES: dict[str, tuple[int, int]] = {
     "tmaze": (1024, 1000),
     "masked-cartpole": (1024, 1000),
     "noisy-masked-cartpole": (1024, 1000),
+    "repeat-previous": (1024, 1000),
     "mystery-path-grid": (256, 200),
     "mystery-path": (256, 200),
 }

@@ -106,6 +106,11 @@ ENVIRONMENTS: dict[str, EnvSpec] = {
         "the same, with noisy observations",
         "agalite/NoisyMaskedCartPole-v0",
     ),
+    "repeat-previous": EnvSpec(
+        "agalite.envs.repeat_previous:RepeatPrevious",
+        "name the suit of a card seen before",
+        "agalite/RepeatPrevious-v0",
+    ),
     "mystery-path-grid": EnvSpec(
         "agalite.envs.mystery_path.env:MysteryPathGrid",
         "find an invisible path, tile by tile",

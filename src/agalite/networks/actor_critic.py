@@ -74,6 +74,7 @@ class ActorCritic(eqx.Module):
         hidden_size: int = 128,
         hidden_gain: float = math.sqrt(2),
         actor_gain: float = 0.01,
+        log_std_init: float = 0.0,
         critic_gain: float = 1.0,
         activation: str = "tanh",
         separate_critic: bool = False,
@@ -93,6 +94,7 @@ class ActorCritic(eqx.Module):
         - `hidden_size`: width of the hidden layer of the actor, and of that of the critic.
         - `hidden_gain`, `actor_gain`, `critic_gain`: gains of the orthogonal weights of the hidden
             layers and of the last layer of actor and critic.
+        - `log_std_init`: logarithm of the standard deviation of continuous actions at the start.
         - `activation`: of the hidden layers, "tanh" or "relu".
         - `separate_critic`: the critic has a memory of its own.
         - `previous_action`, `previous_reward`: whether the memory reads them beside the
@@ -105,7 +107,9 @@ class ActorCritic(eqx.Module):
         validation.check_one_of("activation", activation, ACTIVATIONS)
         encoder_key, memory_key, hidden_key, actor_key, critic_key = jax.random.split(key, 5)
         encoder_module = make_encoder(encoder, observation_space, key=encoder_key)
-        actor = make_action_head(action_space, hidden_size, gain=actor_gain, key=actor_key)
+        actor = make_action_head(
+            action_space, hidden_size, gain=actor_gain, log_std_init=log_std_init, key=actor_key
+        )
         inputs = encoder_module.output_size
         inputs += actor.encoding_size * previous_action + 1 * previous_reward
 

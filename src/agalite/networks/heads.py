@@ -230,9 +230,9 @@ class MultiDiscreteHead(ActionHead):
 class BoxHead(ActionHead):
     """For Box spaces: a mean from the features and a trained standard deviation for each number.
 
-    The standard deviations start at 1. `to_env` maps -1 and 1 to the lower and upper limit of the
-    space and clips beyond. A number without both limits is not scaled, only clipped to the limit it
-    has.
+    The standard deviations start at exp(log_std_init). `to_env` maps -1 and 1 to the lower and
+    upper limit of the space and clips beyond. A number without both limits is not scaled, only
+    clipped to the limit it has.
     """
 
     linear: Dense
@@ -250,13 +250,14 @@ class BoxHead(ActionHead):
         high: np.ndarray,
         *,
         gain: float = 0.01,
+        log_std_init: float = 0.0,
         key: PRNGKeyArray,
     ) -> None:
         self.shape = tuple(low.shape)
         self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
         self.encoding_size = low.size
         self.linear = scaled_dense(features, low.size, gain=gain, key=key)
-        self.log_std = jnp.zeros(low.size)
+        self.log_std = jnp.full(low.size, log_std_init, jnp.float32)
 
     def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
         mean = self.linear(features)
@@ -279,7 +280,12 @@ class BoxHead(ActionHead):
 
 
 def make_action_head(
-    action_space: Any, features: int, *, gain: float = 0.01, key: PRNGKeyArray
+    action_space: Any,
+    features: int,
+    *,
+    gain: float = 0.01,
+    log_std_init: float = 0.0,
+    key: PRNGKeyArray,
 ) -> ActionHead:
     """Makes the head for an action space.
 
@@ -289,6 +295,7 @@ def make_action_head(
         integers, each one is a categorical choice.
     - `features`: F, the number of features.
     - `gain`: of the orthogonal weights. With 0.01 the first policy is close to uniform.
+    - `log_std_init`: logarithm of the standard deviation at the start, for Box spaces.
     - `key`: for the initial weights.
     """
     shape = getattr(action_space, "shape", None)
@@ -311,7 +318,7 @@ def make_action_head(
     if not (low < high).all():
         raise ValueError(f"action_space={action_space!r} must have low < high everywhere")
     if not jnp.issubdtype(action_space.dtype, jnp.integer):
-        return BoxHead(features, low, high, gain=gain, key=key)
+        return BoxHead(features, low, high, gain=gain, log_std_init=log_std_init, key=key)
     choices = high - low + 1
     if choices.max() > _MOST_CHOICES:
         raise ValueError(

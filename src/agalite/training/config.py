@@ -80,6 +80,9 @@ class CommonSettings:
     actor_gain: float = 0.01
     """Gain of the actor's last layer: with 0.01 the first policy is uniform, with 1.41 it already
     prefers some actions."""
+    log_std_init: float = 0.0
+    """Logarithm of the standard deviation of continuous actions at the start; the limits of the
+    action space are -1 and 1."""
     critic_gain: float = 1.0
     """Gain of the critic's last layer."""
     separate_critic: bool = False
@@ -88,6 +91,9 @@ class CommonSettings:
     """Let the memory read the previous action beside the observation."""
     previous_reward: bool = False
     """Let the memory read the previous reward beside the observation."""
+    noise_steps: int = 1
+    """Steps for which the randomness of the actions stays the same; fresh noise at every step
+    cancels out where one action does little."""
     norm_obs: bool = False
     """Normalise observations by running statistics; for vectors of numbers."""
     encoder: str = "auto"
@@ -158,6 +164,7 @@ class Config(CommonSettings, UpdateSchedule):
         for name in (
             "total_timesteps",
             "num_steps",
+            "noise_steps",
             "hidden_size",
             "log_every",
             "checkpoint_every",
@@ -166,6 +173,7 @@ class Config(CommonSettings, UpdateSchedule):
             validation.check_integer(name, getattr(self, name), minimum=1)
         for name in ("hidden_gain", "actor_gain", "critic_gain"):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
+        validation.check_number("log_std_init", self.log_std_init, minimum=-10.0, maximum=10.0)
         for name in ("separate_critic", "previous_action", "previous_reward", "norm_obs"):
             validation.check_boolean(name, getattr(self, name))
         validation.check_one_of("activation", self.activation, ACTIVATIONS)
@@ -231,7 +239,8 @@ class Config(CommonSettings, UpdateSchedule):
 
 _NETWORK_FIELDS = (
     *("memory", "memory_options", "encoder", "separate_critic"),
-    *("hidden_size", "hidden_gain", "activation", "actor_gain", "critic_gain"),
+    *("hidden_size", "hidden_gain", "activation", "actor_gain", "log_std_init"),
+    "critic_gain",
     *("previous_action", "previous_reward", "norm_obs"),
 )
 

@@ -121,6 +121,7 @@ class Trainer:
             num_steps=c.num_steps,
             seq_len=c.sequence_length,
             bootstrap=c.agent.bootstraps,
+            noise_steps=c.noise_steps,
         )
         remaining = 1 - state.update / c.updates
         model, opt_state, losses = c.agent.learn(

@@ -22,6 +22,7 @@ _ACTION_NAMES = {
     "tmaze": ["up", "down", "left", "right"],
     "masked-cartpole": ["left", "right"],
     "noisy-masked-cartpole": ["left", "right"],
+    "repeat-previous": ["suit 0", "suit 1", "suit 2", "suit 3"],
 }
 
 

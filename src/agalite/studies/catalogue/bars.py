@@ -30,7 +30,7 @@ _FOUR = ("gru", "lstm", "gtrxl", "agalite")
 _CARTPOLE = {
     "masked-cartpole": ("masked-cartpole", {}, _FOUR),
     "noisy-masked-cartpole": ("noisy-masked-cartpole", {}, _FOUR),
-    "masked-cartpole 100K": ("masked-cartpole", {"total_timesteps": 100_000}, ("agalite",)),
+    "masked-cartpole 500K": ("masked-cartpole", {"total_timesteps": 500_000}, ("agalite",)),
 }
 _NO_VELOCITY = "gym:agalite/{}NoVelocity-v0"
 _GYM = {

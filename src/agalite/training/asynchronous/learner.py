@@ -99,7 +99,8 @@ class Network:
     ) -> PolicyStep:
         """Advance the memory and sample actions; `count` differs between calls with one key."""
         model = self._prepared_model(prepared)
-        keys = jax.random.split(jax.random.fold_in(key, count), resets.shape[0])
+        noise_key = jax.random.fold_in(key, count // self._config.noise_steps)
+        keys = jax.random.split(noise_key, resets.shape[0])
         with kernels.one_thread():  # the environments' processes and the learner use the cores too
             memory_state, policy, values = jax.vmap(model.step)(memory_state, obs, resets)
         actions = jax.vmap(lambda p, k: p.sample(k))(policy, keys)
