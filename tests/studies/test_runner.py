@@ -1,5 +1,6 @@
 """The scheduling loop, its executors, and how a study is stopped."""
 
+import dataclasses
 import json
 import os
 import re
@@ -15,10 +16,10 @@ from agalite.studies import catalogue, runner
 from agalite.studies.declaration import Factor, vary
 from agalite.studies.progress import ProgressDisplay
 from agalite.studies.runner import Inline, Processes
-from agalite.studies.trials import Outcome, expand
+from agalite.studies.trials import Outcome, check_settings, expand, requested
 from agalite.system import Stopped
 from agalite.training.run import Run
-from studies.small_study import measured_study
+from studies.small_study import TRAINED, measured_study
 
 
 def _modes(*names):
@@ -42,6 +43,17 @@ def test_other_settings_in_the_same_folder_are_refused_before_anything_runs(tmp_
     other = expand(measured_study(base={"noise": 0.02}), "smoke", tmp_path)
     with pytest.raises(ValueError, match=r"made with other settings \(settings\)"):
         runner.run(other, quiet=True)
+
+
+def test_settings_that_are_new_since_a_run_have_their_defaults(tmp_path):
+    trial = expand(TRAINED, "smoke", tmp_path)[0]
+    settings = requested(trial)
+    assert settings.pop("noise_steps") == 1
+    Run.create(trial.folder, settings).close()
+    check_settings(trial)
+    other = dataclasses.replace(trial, settings={**trial.settings, "noise_steps": 2})
+    with pytest.raises(ValueError, match=r"made with other settings \(noise_steps\)"):
+        check_settings(other)
 
 
 def test_a_folder_in_an_older_format_is_refused(tmp_path):

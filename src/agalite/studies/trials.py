@@ -11,6 +11,7 @@ These folders are the only record of what is done. Only the process that runs a 
 folder; the lock of a run folder refuses a second one.
 """
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -386,7 +387,14 @@ def stored(trial: Trial) -> dict[str, Any] | None:
         run = Run.open(trial.folder)
     except ValueError as error:
         raise Damaged(trial.with_remedy(str(error))) from error
-    return {k: v for k, v in run.settings.items() if k != "data_sha256"}
+    settings = {k: v for k, v in run.settings.items() if k != "data_sha256"}
+    if isinstance(trial.kind, Training):
+        from agalite.training.config import config_from_dict
+
+        # A run of an older version has the default of every setting that is new since.
+        with contextlib.suppress(ValueError):
+            return files.plain(config_from_dict(settings).to_dict())
+    return settings
 
 
 def check_settings(trial: Trial) -> None:

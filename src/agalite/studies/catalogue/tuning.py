@@ -7,6 +7,7 @@ from typing import Any
 from agalite.studies.catalogue import cartpole, tmaze
 from agalite.studies.declaration import (
     Factor,
+    LearningCurves,
     Metric,
     Scale,
     SeedDots,
@@ -50,6 +51,7 @@ _ZOO: dict[str, Any] = {
 _ADAM = {"agent.learning_rate": 5e-4, "agent.adam_eps": 1e-8}
 _AGALITE = {
     "memory_options.layers": 1,
+    "memory_options.basis": "published",
     "memory_options.embedding_bias": 0.3,
     "memory_options.gate_bias": 0.0,
     **_ADAM,
@@ -126,6 +128,8 @@ _TMAZE_BASE: dict[str, Any] = {
     "algorithm": "ppo",
     "num_envs": 16,
     "num_steps": 256,
+    "noise_steps": 1,
+    "actor_gain": math.sqrt(2),
     "memory_options.gate_bias": 2.0,
     "agent.learning_rate": 5e-4,
     "agent.ent_coef": 1e-2,
@@ -141,6 +145,8 @@ _A2C = {
     "algorithm": "a2c",
     "num_envs": 8,
     "num_steps": 256,
+    "noise_steps": 1,
+    "actor_gain": math.sqrt(2),
     "memory_options.gate_bias": 2.0,
     "agent.learning_rate": 5e-4,
     "agent.ent_coef": 5e-3,
@@ -291,7 +297,54 @@ _TMAZE_METRIC = Metric(
 )
 _TMAZE_SMOKE = {**tmaze.SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4}
 
+# Which basis, at equal state. A head's state has r // 2 + 1 vectors with cosines and r with slots.
+_BASES = {
+    "paper, 1 vector": {"memory_options.basis": "paper", "memory_options.r": 1},
+    "published, 1 vector": {"memory_options.basis": "published", "memory_options.r": 1},
+    "paper, 2 vectors": {"memory_options.basis": "paper", "memory_options.r": 3},
+    "published, 2 vectors": {"memory_options.basis": "published", "memory_options.r": 3},
+    "slots, 2 vectors": {"memory_options.basis": "slots", "memory_options.r": 2},
+}
+_BASIS_TASKS: dict[str, Settings] = {
+    "T-Maze 100": {
+        "env": "tmaze",
+        "env_options.corridor": 100,
+        "total_timesteps": 300_000,
+    },
+    "masked CartPole": {"env": "masked-cartpole"},
+    "noisy masked CartPole": {"env": "noisy-masked-cartpole", "total_timesteps": 100_000},
+    "RepeatPrevious 4": {"env": "repeat-previous", "total_timesteps": 300_000},
+}
+_BASIS = Study(
+    name="tuning-basis",
+    title="Sweep: AGaLiTe's bases at equal state, in four tasks",
+    paper="ours",
+    kind=Training(preset="tuned"),
+    base={"memory": "agalite"},
+    factors=(Factor("task", _BASIS_TASKS), Factor("basis", _BASES)),
+    metrics=(
+        Metric(
+            column="charts/episodic_return",
+            name="episodic return, last 20K steps",
+            last_steps=20_000,
+        ),
+    ),
+    figures=(LearningCurves(lines="basis", panels="task"),),
+    scales={
+        "smoke": Scale(
+            model_size="tiny",
+            settings={**cartpole.SMOKE, "env_options.corridor": 4},
+            factors=(
+                Factor("task", {"T-Maze 100": {}}),
+                Factor("basis", {"slots, 2 vectors": {}}),
+            ),
+        ),
+        "cpu": Scale(seeds=4, first_seed=FIRST_SEED),
+    },
+)
+
 STUDIES = (
+    _BASIS,
     _study(
         "tuning-cartpole",
         "Sweep: masked CartPole, 100K steps, mostly AGaLiTe",
