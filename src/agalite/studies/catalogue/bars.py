@@ -45,6 +45,15 @@ _RETURN = Metric(
 )
 _SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 
+_PUBLISHED = Factor(
+    "agent",
+    {
+        "agalite": {"memory": "agalite"},
+        "gtrxl-256": {"memory": "gtrxl", "memory_options.memory": 256},
+        "gtrxl-128": {"memory": "gtrxl", "memory_options.memory": 128},
+    },
+)
+
 
 def _study(
     name: str, title: str, tasks: Mapping[str, Any], metric: Metric, smoke: Mapping[str, Any]
@@ -97,6 +106,24 @@ STUDIES = (
             "agent.num_minibatches": 1,
             "log_every": 256,
             "checkpoint_every": 1024,
+        },
+    ),
+    Study(
+        name="bars-published",
+        title="The published code's settings and sizes in T-Maze: success over training",
+        paper="ours",
+        kind=Training(preset="published"),
+        base={"env": "tmaze"},
+        factors=(tmaze.corridor(120, 200), _PUBLISHED),
+        metrics=(_SUCCESS,),
+        figures=(LearningCurves(lines="agent", panels="corridor"),),
+        scales={
+            "smoke": Scale(
+                model_size="tiny",
+                settings=tmaze.SMOKE,
+                factors=(tmaze.corridor(4), Factor("agent", {"agalite": {}})),
+            ),
+            "cpu": Scale(seeds=5, seeds_per_run=1),
         },
     ),
 )
