@@ -14,6 +14,7 @@ from agalite.networks.encoders import (
     AtariConv,
     Convolution,
     ImpalaResNet,
+    PatchEncoder,
     SymbolicEncoder,
     VectorEncoder,
     make_encoder,
@@ -58,6 +59,7 @@ def test_auto_chooses_by_the_space(space, kind, size):
         ("vector", (2, 3), jnp.int32),
         ("symbolic", (6,), jnp.float32),
         ("atari", (36, 40, 3), jnp.uint8),
+        ("patch", (12, 8, 3), jnp.uint8),
         pytest.param("impala", (9, 16, 2), jnp.uint8, marks=pytest.mark.slow),
     ],
 )
@@ -111,7 +113,41 @@ def test_impala_has_the_size_of_the_paper_and_a_gradient_everywhere():
     assert all(np.isfinite(g).all() and np.any(g != 0) for g in gradients)
 
 
-@pytest.mark.parametrize("name", ["atari", "symbolic"])
+@pytest.mark.parametrize(
+    ("shape", "patch_size", "patches"),
+    [((84, 84, 3), None, 49), ((64, 64, 3), None, 64), ((12, 8, 1), 2, 24)],
+)
+def test_each_patch_has_numbers_of_its_own(shape, patch_size, patches):
+    encoder = PatchEncoder(shape, patch_size=patch_size, channels=4, key=KEY)
+    image = _images(*shape)
+    before = encoder._picture(image).reshape(patches, 4)
+    after = encoder._picture(image.at[0, 0].set(255 - image[0, 0])).reshape(patches, 4)
+    changed = np.any(np.asarray(before != after), axis=1)
+    assert changed[0]
+    assert not changed[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "patch_size", "words"),
+    [
+        (
+            "patch",
+            (84, 84, 3),
+            10,
+            "patch_size=10 must divide .* 84 x 84 pixels; 2, 3, 4, 6, 7",
+        ),
+        ("patch", (84, 62, 3), 12, "patch_size=12 .* 84 x 62 pixels; 2 would"),
+        ("patch-large", (17, 17, 3), None, "no number from 2 to 12 divides both sides .* 17 x 17"),
+        ("atari", (84, 84, 3), 12, "patch_size=12 is for encoder='patch'"),
+        ("patch", (84,), None, "expects [(]x, y, channel[)]"),
+    ],
+)
+def test_patches_that_do_not_fit_are_refused(name, shape, patch_size, words):
+    with pytest.raises(ValueError, match=words):
+        make_encoder(name, gym.spaces.Box(0, 255, shape, np.uint8), patch_size=patch_size, key=KEY)
+
+
+@pytest.mark.parametrize("name", ["atari", "patch", "symbolic"])
 def test_weights_start_orthogonal(name):
     encoder = make_encoder(name, spaces.Box(0, 255, (36, 36, 3), jnp.uint8), key=KEY)
     for w in jax.tree.leaves(eqx.filter(encoder, lambda x: eqx.is_array(x) and x.ndim == 2)):

@@ -71,6 +71,7 @@ class ActorCritic(eqx.Module):
         memory: str,
         memory_options: dict[str, Any] | None = None,
         encoder: str = "auto",
+        patch_size: int | None = None,
         hidden_size: int = 128,
         hidden_gain: float = math.sqrt(2),
         actor_gain: float = 0.01,
@@ -90,7 +91,7 @@ class ActorCritic(eqx.Module):
 
         - `observation_space`, `action_space`: of gymnax or of Gymnasium.
         - `memory`, `memory_options`: the memory model and its options, as for `make_memory`.
-        - `encoder`: a name of `make_encoder`.
+        - `encoder`, `patch_size`: as for `make_encoder`.
         - `hidden_size`: width of the hidden layer of the actor, and of that of the critic.
         - `hidden_gain`, `actor_gain`, `critic_gain`: gains of the orthogonal weights of the hidden
             layers and of the last layer of actor and critic.
@@ -106,7 +107,9 @@ class ActorCritic(eqx.Module):
         validation.check_integer("hidden_size", hidden_size, minimum=1)
         validation.check_one_of("activation", activation, ACTIVATIONS)
         encoder_key, memory_key, hidden_key, actor_key, critic_key = jax.random.split(key, 5)
-        encoder_module = make_encoder(encoder, observation_space, key=encoder_key)
+        encoder_module = make_encoder(
+            encoder, observation_space, patch_size=patch_size, key=encoder_key
+        )
         actor = make_action_head(
             action_space, hidden_size, gain=actor_gain, log_std_init=log_std_init, key=actor_key
         )

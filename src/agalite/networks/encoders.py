@@ -298,20 +298,97 @@ class ImpalaResNet(ImageEncoder):
         return relu(image).reshape(-1)
 
 
-ENCODERS = ("auto", "atari", "impala", "symbolic", "vector")
+class PatchEncoder(ImageEncoder):
+    """Patches that do not overlap, a few numbers of each, a dense layer: (X, Y, C) -> (width,).
+
+    The numbers of a patch are one matrix product and ReLU, so that a frame costs a fraction of what
+    convolutions do.
+
+    **Arguments:**
+
+    - `shape`: (X, Y, C).
+    - `patch_size`: side of a patch in pixels, a divisor of X and Y; None: the largest one up to 12,
+        which is a tile of Mystery Path and 8 for frames of 64 x 64.
+    - `channels`: numbers per patch.
+    - `width`: of the dense layer.
+    - `scale`: pixels are multiplied by it.
+    - `key`: for the initial weights.
+    """
+
+    patches: Convolution
+    dense: Dense | None
+    shape: tuple[int, ...] = eqx.field(static=True)
+    output_size: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        patch_size: int | None = None,
+        channels: int = 8,
+        width: int = 128,
+        scale: float = 1 / 255,
+        key: PRNGKeyArray,
+    ) -> None:
+        _check_image(shape, 2)
+        validation.check_integer("channels", channels, minimum=1)
+        a, b = jax.random.split(key)
+        size = _patch_size(shape, patch_size)
+        self.shape = shape
+        self.patches = Convolution(shape[-1], channels, size, size, scale=scale, key=a)
+        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=b)
+
+    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
+        return relu(self.patches(image)).reshape(-1)
 
 
-def make_encoder(name: str, observation_space: Any, *, key: PRNGKeyArray) -> Encoder:
+_LARGEST_PATCH = 12
+
+
+def _patch_size(shape: tuple[int, ...], size: int | None) -> int:
+    """The side of a patch, which divides both sides of the image."""
+    side = math.gcd(*shape[:2])
+    divisors = [n for n in range(2, side + 1) if side % n == 0]
+    if size is None:
+        fitting = [n for n in divisors if n <= _LARGEST_PATCH]
+        if not fitting:
+            raise ValueError(
+                f"patch_size: no number from 2 to {_LARGEST_PATCH} divides both sides of "
+                f"observations of {shape[0]} x {shape[1]} pixels; set patch_size, or take "
+                "encoder='atari'"
+            )
+        return fitting[-1]
+    validation.check_integer("patch_size", size, minimum=2)
+    if size not in divisors:
+        raise ValueError(
+            f"patch_size={size} must divide both sides of observations of {shape[0]} x {shape[1]} "
+            f"pixels; {', '.join(map(str, divisors)) or 'no number'} would"
+        )
+    return size
+
+
+ENCODERS = ("auto", "atari", "impala", "patch", "patch-large", "symbolic", "vector")
+
+
+def make_encoder(
+    name: str, observation_space: Any, *, patch_size: int | None = None, key: PRNGKeyArray
+) -> Encoder:
     """Makes an encoder by its name.
 
     **Arguments:**
 
-    - `name`: "vector", "symbolic", "atari", "impala" or "auto", which chooses "atari" for images
-        (x, y, channel), "symbolic" for more than 1000 numbers and "vector" otherwise.
+    - `name`: "vector", "symbolic", "atari", "impala", "patch", "patch-large" (the capacity of
+        "atari": 64 numbers per patch) or "auto", which chooses "atari" for
+        images (x, y, channel), "symbolic" for more than 1000 numbers and "vector" otherwise.
     - `observation_space`: a Box or Discrete space of gymnax or Gymnasium.
+    - `patch_size`: of "patch" and "patch-large"; None chooses.
     - `key`: for the initial weights.
     """
     validation.check_one_of("encoder", name, ENCODERS)
+    if patch_size is not None and not name.startswith("patch"):
+        raise ValueError(
+            f"patch_size={patch_size} is for encoder='patch' and 'patch-large'; this is {name!r}"
+        )
     shape = getattr(observation_space, "shape", None)
     if shape is None or getattr(observation_space, "dtype", None) is None:
         raise ValueError(
@@ -329,8 +406,16 @@ def make_encoder(name: str, observation_space: Any, *, key: PRNGKeyArray) -> Enc
         return VectorEncoder(shape)
     if name == "symbolic":
         return SymbolicEncoder(shape, key=key)
+    scale = _pixel_scale(observation_space)
+    if name.startswith("patch"):
+        size = _LARGE_PATCHES if name == "patch-large" else {}
+        return PatchEncoder(shape, patch_size=patch_size, **size, scale=scale, key=key)
     image = AtariConv if name == "atari" else ImpalaResNet
-    return image(shape, scale=_pixel_scale(observation_space), key=key)
+    return image(shape, scale=scale, key=key)
+
+
+# 64 numbers of each of the 49 tiles of Mystery Path: the 3136 that the Atari convolutions end with.
+_LARGE_PATCHES = {"channels": 64, "width": 512}
 
 
 def _choose(shape: tuple[int, ...]) -> str:

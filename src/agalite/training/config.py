@@ -97,8 +97,11 @@ class CommonSettings:
     norm_obs: bool = False
     """Normalise observations by running statistics; for vectors of numbers."""
     encoder: str = "auto"
-    """Network before the memory: auto, vector (none), symbolic (dense layer), atari (convolutions)
-    or impala (residual network)."""
+    """Network before the memory: auto, vector (none), symbolic (dense layer), atari (convolutions),
+    impala (residual network), patch (patches that do not overlap: the fastest for pixels) or
+    patch-large."""
+    patch_size: int | None = None
+    """Side of a patch in pixels, which divides those of the frame; None: at most 12."""
     seed: int = 0
     """Random seed (the first one, if several are trained)."""
     log_every: int = 20_000
@@ -238,7 +241,7 @@ class Config(CommonSettings, UpdateSchedule):
 
 
 _NETWORK_FIELDS = (
-    *("memory", "memory_options", "encoder", "separate_critic"),
+    *("memory", "memory_options", "encoder", "patch_size", "separate_critic"),
     *("hidden_size", "hidden_gain", "activation", "actor_gain", "log_std_init"),
     "critic_gain",
     *("previous_action", "previous_reward", "norm_obs"),
