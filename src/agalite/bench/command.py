@@ -36,6 +36,8 @@ class Throughput:
     """Asynchronous against synchronous training, in an environment with slow steps."""
     memory_maze: bool = False
     """AGaLiTe and GTrXL-256 at the paper's size for Memory Maze: frames per second and memory."""
+    pixels: bool = False
+    """With --training: Mystery Path Grid with each encoder, and Craftax where it is installed."""
     craftax: bool = False
     """With --envs: Craftax too, which compiles for minutes."""
     rounds: int = 20
@@ -53,8 +55,12 @@ class Throughput:
             raise ValueError(f"choose one part to measure: {known}")
         if self.out is not None:
             files.check_writable("out", self.out)
+        if self.pixels and not self.training:
+            raise ValueError("--pixels goes with --training")
         options = {"craftax": self.craftax} if self.envs else {}
-        module = importlib.import_module(_MODULES[parts[0]])
+        module = importlib.import_module(
+            "agalite.bench.pixels" if self.pixels else _MODULES[parts[0]]
+        )
         module.run(rounds=self.rounds, out=self.out, **options)
 
 

@@ -106,8 +106,8 @@ def measure(rounds: int, *, craftax: bool) -> list[Rate]:
     return [rate for rate, _ in steppers]
 
 
-def _env_stepper(name: str, num_envs: int, steps: int) -> Stepper:
-    env: Any = make(name)
+def random_rollout(env: Any, num_envs: int, steps: int) -> tuple[Callable[..., Any], Any]:
+    """A function of a state and a key that takes `steps` random steps, and the first state."""
     vector = VectorEnv(env, num_envs)
     space = env.action_space(env.default_params)
 
@@ -118,12 +118,17 @@ def _env_stepper(name: str, num_envs: int, steps: int) -> Stepper:
         obs, env_state, reward, *_ = vector.step(step_key, env_state, actions)
         return (env_state, obs), reward.mean()
 
-    @jax.jit
     def rollout(carry: Any, key: Array) -> Any:
         return jax.lax.scan(step, carry, jax.random.split(key, steps))
 
     obs, env_state = jax.jit(vector.reset)(jax.random.key(0))
-    carried = [(env_state, obs), jax.random.key(1)]
+    return rollout, (env_state, obs)
+
+
+def _env_stepper(name: str, num_envs: int, steps: int) -> Stepper:
+    rollout, first = random_rollout(make(name), num_envs, steps)
+    rollout = jax.jit(rollout)
+    carried = [first, jax.random.key(1)]
 
     def run() -> int:
         carried[1], key = jax.random.split(carried[1])

@@ -1,0 +1,188 @@
+"""`agalite bench throughput --training --pixels`: training where observations are images or large.
+
+Mystery Path Grid with the small AGaLiTe and each encoder, as `agalite train` runs it, against the
+machine's rate of float32 matrix products in the same rounds. A frame passes the network once for
+acting and, in every epoch, once forward and twice backward. Craftax Symbolic, where it is
+installed, against its own rate with random actions.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr
+from rich.console import Console
+from rich.table import Table
+
+from agalite.agents.ppo import PPO
+from agalite.bench.environments import random_rollout
+from agalite.bench.report import at_least, show_targets, write_results
+from agalite.bench.timing import Program, compile_program, interleave, progress_bar
+from agalite.bench.training import SIDE
+from agalite.envs.registry import ENVIRONMENTS
+from agalite.memory.registry import SMALL
+from agalite.training.config import TrainConfig
+from agalite.training.presets import configure
+from agalite.training.session import enable_compilation_cache
+from agalite.training.train import Trainer
+
+GRID, CRAFTAX = "mystery-path-grid", "craftax-symbolic"
+MEMORY = "agalite"
+ENCODERS = ("patch", "patch-large", "atari")
+RANDOM = f"{CRAFTAX}, random actions"
+
+
+def run(*, rounds: int, out: Path | None) -> None:
+    """Measures, prints and writes steps per second.
+
+    **Arguments:**
+
+    - `rounds`: how often an update of each configuration is timed.
+    - `out`: a JSON file to write; None writes nothing.
+    """
+    enable_compilation_cache()
+    craftax = not ENVIRONMENTS[CRAFTAX].missing_packages()
+    with progress_bar() as progress:
+        task = progress.add_task("compiling", total=1 + len(ENCODERS) + 2 * craftax)
+        square = jnp.ones((SIDE, SIDE))
+        programs = [compile_program("matrix product", lambda a: a @ a, square)]
+        progress.advance(task)
+        trainers = {}
+        for encoder in ENCODERS:
+            trainers[encoder] = _trainer(GRID, encoder=encoder)
+            programs.append(_program(encoder, trainers[encoder]))
+            progress.advance(task)
+        if craftax:
+            trainers[CRAFTAX] = _trainer(CRAFTAX)
+            programs.append(_program(CRAFTAX, trainers[CRAFTAX]))
+            progress.advance(task)
+            programs.append(_random_program(trainers[CRAFTAX]))
+            progress.advance(task)
+        interleave(programs, progress, runs=rounds)
+    by_name = {p.name: p for p in programs}
+    product = by_name.pop("matrix product")
+    rows = [_row(by_name[name], product, trainer) for name, trainer in trainers.items()]
+    ratio = None
+    if craftax:
+        steps = trainers[CRAFTAX].config.steps_per_update
+        ratio = by_name[RANDOM].milliseconds / by_name[CRAFTAX].milliseconds
+        rows.append(
+            {
+                "name": RANDOM,
+                "steps_per_second": steps / (by_name[RANDOM].milliseconds / 1e3),
+                "spread": by_name[RANDOM].spread,
+            }
+        )
+    Console().print(_table(product, rows))
+    targets = _targets(rows, ratio)
+    show_targets(targets)
+    if out is not None:
+        rate = 2 * SIDE**3 / np.array(product.seconds) / 1e9
+        write_results(
+            out, {"gflops_of_products": rate.tolist(), "training": rows, "targets": targets}
+        )
+
+
+def _trainer(env: str, **settings: Any) -> Trainer:
+    config = configure(
+        "tuned", {"env": env, "memory": MEMORY, "memory_options": SMALL[MEMORY], **settings}
+    )
+    assert isinstance(config, TrainConfig)
+    return Trainer(config)
+
+
+def _program(name: str, trainer: Trainer) -> Program:
+    state = jax.jit(trainer.init)(jnp.uint32(0))
+    advance = partial(trainer.advance, updates=jnp.int32(1))
+    return compile_program(name, lambda state: advance(state)[1], state)
+
+
+def _random_program(trainer: Trainer) -> Program:
+    """As many steps of the environments as an update takes."""
+    c = trainer.config
+    rollout, state = random_rollout(trainer.env, c.num_envs, c.num_steps)
+    return compile_program(RANDOM, rollout, state, jax.random.key(1))
+
+
+def forward_flops(trainer: Trainer) -> int:
+    """Operations of the matrix products that one observation passes through, forward.
+
+    Those of the encoder are counted in its program, where a weight multiplies every patch; each
+    other parameter counts once.
+    """
+    model = jax.eval_shape(lambda: trainer.model(trainer.init(jnp.uint32(0)).weights))
+    encoder = model.encoder
+    space = trainer.env.observation_space(trainer.env.default_params)
+    obs = jax.ShapeDtypeStruct(space.shape, space.dtype)
+    program = jax.make_jaxpr(lambda encoder, obs: encoder(obs))(encoder, obs)
+    inside = sum(x.size for x in jax.tree.leaves(encoder) if hasattr(x, "size"))
+    return _product_flops(program.jaxpr) + 2 * (trainer.parameter_count - inside)
+
+
+def _product_flops(jaxpr: Jaxpr) -> int:
+    """Of all matrix products in a program, with those in its inner programs."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "row_product":  # rows (..., n) by a weight (m, n): `ops.matmul`
+            rows: Any = eqn.invars[0].aval
+            out: Any = eqn.outvars[0].aval
+            total += 2 * out.size * rows.shape[-1]
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                total += eqn.params.get("length", 1) * _product_flops(inner)
+    return total
+
+
+def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
+    c = trainer.config
+    assert isinstance(c.agent, PPO)
+    flops = forward_flops(trainer) * (1 + 3 * c.agent.update_epochs) * c.steps_per_update
+    return {
+        "name": p.name if p.name == CRAFTAX else f"{GRID}, {p.name}",
+        "parameters": trainer.parameter_count,
+        "steps_per_second": c.steps_per_update / (p.milliseconds / 1e3),
+        "spread": p.spread,
+        "share_of_product_rate": (flops / 2 / SIDE**3) / p.ratio(product),
+        "temporary_bytes": p.temporary_bytes,
+        "seconds": p.seconds,
+    }
+
+
+def _targets(rows: list[dict[str, Any]], ratio: float | None) -> list[dict[str, Any]]:
+    by_name = {row["name"]: row for row in rows}
+    patch, atari = by_name[f"{GRID}, patch"], by_name[f"{GRID}, atari"]
+    found = [
+        at_least("patch, steps per second", patch["steps_per_second"], 4000),
+        at_least("patch, share of the product rate", patch["share_of_product_rate"], 0.25),
+        at_least("atari, steps per second", atari["steps_per_second"], 700),
+    ]
+    if ratio is not None:
+        found.append(at_least(f"{CRAFTAX}, training's rate / that of random actions", ratio, 0.6))
+    return found
+
+
+def _table(product: Program, rows: list[dict[str, Any]]) -> Table:
+    rate = 2 * SIDE**3 / (product.milliseconds / 1e3) / 1e9
+    table = Table(
+        title="Training with the tuned preset and the small AGaLiTe; "
+        f"the machine multiplies at {rate:.0f} GFLOP/s"
+    )
+    for column in ("", "parameters", "steps/s", "spread", "share", "temporary MB"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        trained = "parameters" in row
+        table.add_row(
+            row["name"],
+            f"{row['parameters']:,}" if trained else "",
+            f"{row['steps_per_second']:,.0f}",
+            f"{row['spread']:.0%}",
+            f"{row['share_of_product_rate']:.0%}" if trained else "",
+            f"{row['temporary_bytes'] / 1e6:.0f}" if trained else "",
+        )
+    return table
