@@ -126,4 +126,25 @@ class Compare:
         compare.run(self.before, self.after, by=self.by)
 
 
-COMMANDS = {"throughput": Throughput, "latency": Latency, "cost": Cost, "compare": Compare}
+@dataclass(frozen=True)
+class History:
+    """Show the headline ratios of result files over versions, so that a regression is seen."""
+
+    results: tyro.conf.Positional[tuple[Path, ...]]
+    """JSON files that benchmarks wrote; they are added to the history."""
+    out: Path = Path("results")
+    """Folder of history.json, which is continued, and of the page history.md."""
+
+    def run(self) -> None:
+        from agalite.bench import history
+
+        history.run(self.results, self.out)
+
+
+COMMANDS = {
+    "throughput": Throughput,
+    "latency": Latency,
+    "cost": Cost,
+    "compare": Compare,
+    "history": History,
+}

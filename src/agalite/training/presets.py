@@ -239,10 +239,17 @@ _CARTPOLE_OF_GRU: dict[str, Any] = {
 }
 
 # Environments of Gymnasium that need other values, by a part of their id. As in RL Baselines3 Zoo,
-# Pendulum has a short horizon.
+# Pendulum has a short horizon. Its minibatches are single sequences: normalising the advantages of
+# one in which the pendulum stands would make noise as large as what is left to learn.
 _GYM_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Pendulum": (
-        {"learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.0, "num_minibatches": 8},
+        {
+            "learning_rate": 1e-3,
+            "gamma": 0.9,
+            "ent_coef": 0.0,
+            "num_minibatches": 8,
+            "norm_adv": False,
+        },
         {"total_timesteps": 100_000, "noise_steps": 4},
     ),
     "MountainCarContinuous": (
