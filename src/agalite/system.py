@@ -78,6 +78,15 @@ class Stopped(Exception):
         self.code = 128 + number
 
 
+def available_memory() -> int | None:
+    """Bytes that new programs can use without swapping; None where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    return None
+
+
 def processor() -> str:
     """The name of the CPU; empty if it is not known."""
     try:

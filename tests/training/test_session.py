@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agalite.system import Stopped
+from agalite.system import Stopped, available_memory
+from agalite.training import session
 from agalite.training.checkpoint import Checkpoints
+from agalite.training.config import TrainConfig
 from agalite.training.logging import MetricsWriter
 from agalite.training.run import Run
 from agalite.training.session import (
@@ -21,6 +23,7 @@ from agalite.training.session import (
     log_warnings,
     stop_signals,
 )
+from agalite.training.train import Trainer
 
 
 def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
@@ -93,3 +96,18 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
         with pytest.raises(Diverged, match="losses/entropy of seed number 1 became nan by step 64"):
             check_losses(run, [good, {**good, "losses/entropy": np.nan}], 64, checkpoints)
         assert "All of step 64: {'losses/policy_loss': 1.0" in (run.folder / "run.log").read_text()
+
+
+def test_observations_that_do_not_fit_into_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(session, "available_memory", lambda: 2**30)
+    config = TrainConfig(env="mystery-path-grid", num_envs=256, num_steps=64, seeds=2)
+    # 84 * 84 * 3 bytes, 256 * 64 of them, for two seeds, twice.
+    words = r"16,384 steps and 2 seeds .* 1.3 GiB, and 1.0 GiB .* at most 12,681 steps fit"
+    with pytest.raises(ValueError, match=words):
+        Trainer(config)
+    Trainer(TrainConfig(env="mystery-path-grid", num_envs=128, num_steps=64, seeds=2))
+
+
+def test_available_memory_is_that_of_this_machine():
+    memory = available_memory()
+    assert memory is None or 2**20 < memory < 2**50

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from agalite import files
+from agalite.system import available_memory
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import (
@@ -45,6 +46,31 @@ def enable_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(files.cache("jax")))
     if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def check_memory(config: Config, observation_space: Any) -> None:
+    """Refuses an update whose observations alone do not fit into memory, before compiling it.
+
+    They are held twice: as the rollout and as the sequences that are learned from.
+
+    **Arguments:**
+
+    - `config`: of the run.
+    - `observation_space`: of one environment.
+    """
+    available = available_memory()
+    if available is None or jax.default_backend() != "cpu":
+        return
+    one = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
+    needed = 2 * one * config.steps_per_update * config.num_seeds
+    if needed > available:
+        seeds = f" and {config.num_seeds} seeds" if config.num_seeds > 1 else ""
+        fitting = available // (2 * one * config.num_seeds)
+        raise ValueError(
+            f"an update of {config.steps_per_update:,} steps{seeds} holds observations of "
+            f"{needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB of memory are available; "
+            f"at most {fitting:,} steps fit: take fewer environments or a smaller num_steps"
+        )
 
 
 def load_config(run: Run) -> TrainConfig | HostConfig:

@@ -45,6 +45,7 @@ from agalite.training.session import (
     RETURN,
     already_finished,
     check_losses,
+    check_memory,
     enable_compilation_cache,
     finish,
     load_config,
@@ -78,6 +79,7 @@ class Trainer:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.env: Any = make(config.env, **config.env_options)
+        check_memory(config, self.env.observation_space(self.env.default_params))
         self.envs = VectorEnv(self.env, config.num_envs)
         self.optimizer = config.agent.make_optimizer(config.updates)
         shapes = eqx.filter_eval_shape(self._make_model, jax.random.key(0))

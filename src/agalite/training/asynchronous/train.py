@@ -36,6 +36,7 @@ from agalite.training.session import (
     RETURN,
     already_finished,
     check_losses,
+    check_memory,
     finish,
     restore_latest,
     stop_signals,
@@ -113,6 +114,7 @@ def train(
     """
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     try:
+        check_memory(config, actors.spaces[0])
         network = Network(config, *actors.spaces)
         learner = Learner(config, network)
         state = None
