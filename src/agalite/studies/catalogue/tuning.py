@@ -335,7 +335,7 @@ _BASIS = Study(
             model_size="tiny",
             settings={**cartpole.SMOKE, "env_options.corridor": 4},
             factors=(
-                Factor("task", {"T-Maze 100": {}}),
+                Factor("task", {"T-Maze 100": {"env": "tmaze"}}),
                 Factor("basis", {"slots, 2 vectors": {}}),
             ),
         ),
