@@ -6,22 +6,25 @@ acting and, in every epoch, once forward and twice backward. Craftax Symbolic, w
 installed, against its own rate with random actions.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Jaxpr
 from rich.console import Console
-from rich.table import Table
 
 from agalite.agents.ppo import PPO
 from agalite.bench.environments import random_rollout
-from agalite.bench.report import at_least, show_targets, write_results
+from agalite.bench.report import at_least, show_targets
 from agalite.bench.timing import Program, compile_program, interleave, progress_bar
-from agalite.bench.training import SIDE
+from agalite.bench.training import (
+    SIDE,
+    training_row,
+    training_table,
+    update_program,
+    write_training,
+)
 from agalite.envs.registry import ENVIRONMENTS
 from agalite.memory.registry import SMALL
 from agalite.training.config import TrainConfig
@@ -53,11 +56,11 @@ def run(*, rounds: int, out: Path | None) -> None:
         trainers = {}
         for encoder in ENCODERS:
             trainers[encoder] = _trainer(GRID, encoder=encoder)
-            programs.append(_program(encoder, trainers[encoder]))
+            programs.append(update_program(encoder, trainers[encoder]))
             progress.advance(task)
         if craftax:
             trainers[CRAFTAX] = _trainer(CRAFTAX)
-            programs.append(_program(CRAFTAX, trainers[CRAFTAX]))
+            programs.append(update_program(CRAFTAX, trainers[CRAFTAX]))
             progress.advance(task)
             programs.append(_random_program(trainers[CRAFTAX]))
             progress.advance(task)
@@ -76,14 +79,12 @@ def run(*, rounds: int, out: Path | None) -> None:
                 "spread": by_name[RANDOM].spread,
             }
         )
-    Console().print(_table(product, rows))
+    title = "Training with the tuned preset and the small AGaLiTe"
+    Console().print(training_table(title, "", product, rows))
     targets = _targets(rows, ratio)
     show_targets(targets)
     if out is not None:
-        rate = 2 * SIDE**3 / np.array(product.seconds) / 1e9
-        write_results(
-            out, {"gflops_of_products": rate.tolist(), "training": rows, "targets": targets}
-        )
+        write_training(out, product, rows, targets)
 
 
 def _trainer(env: str, **settings: Any) -> Trainer:
@@ -92,12 +93,6 @@ def _trainer(env: str, **settings: Any) -> Trainer:
     )
     assert isinstance(config, TrainConfig)
     return Trainer(config)
-
-
-def _program(name: str, trainer: Trainer) -> Program:
-    state = jax.jit(trainer.init)(jnp.uint32(0))
-    advance = partial(trainer.advance, updates=jnp.int32(1))
-    return compile_program(name, lambda state: advance(state)[1], state)
 
 
 def _random_program(trainer: Trainer) -> Program:
@@ -140,18 +135,11 @@ def _product_flops(jaxpr: Jaxpr) -> int:
 
 
 def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
-    c = trainer.config
-    assert isinstance(c.agent, PPO)
-    flops = forward_flops(trainer) * (1 + 3 * c.agent.update_epochs) * c.steps_per_update
-    return {
-        "name": p.name if p.name == CRAFTAX else f"{GRID}, {p.name}",
-        "parameters": trainer.parameter_count,
-        "steps_per_second": c.steps_per_update / (p.milliseconds / 1e3),
-        "spread": p.spread,
-        "share_of_product_rate": (flops / 2 / SIDE**3) / p.ratio(product),
-        "temporary_bytes": p.temporary_bytes,
-        "seconds": p.seconds,
-    }
+    agent = trainer.config.agent
+    assert isinstance(agent, PPO)
+    flops = forward_flops(trainer) * (1 + 3 * agent.update_epochs)
+    row = training_row(p, product, trainer, flops)
+    return row if p.name == CRAFTAX else {**row, "name": f"{GRID}, {p.name}"}
 
 
 def _targets(rows: list[dict[str, Any]], ratio: float | None) -> list[dict[str, Any]]:
@@ -165,24 +153,3 @@ def _targets(rows: list[dict[str, Any]], ratio: float | None) -> list[dict[str, 
     if ratio is not None:
         found.append(at_least(f"{CRAFTAX}, training's rate / that of random actions", ratio, 0.6))
     return found
-
-
-def _table(product: Program, rows: list[dict[str, Any]]) -> Table:
-    rate = 2 * SIDE**3 / (product.milliseconds / 1e3) / 1e9
-    table = Table(
-        title="Training with the tuned preset and the small AGaLiTe; "
-        f"the machine multiplies at {rate:.0f} GFLOP/s"
-    )
-    for column in ("", "parameters", "steps/s", "spread", "share", "temporary MB"):
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        trained = "parameters" in row
-        table.add_row(
-            row["name"],
-            f"{row['parameters']:,}" if trained else "",
-            f"{row['steps_per_second']:,.0f}",
-            f"{row['spread']:.0%}",
-            f"{row['share_of_product_rate']:.0%}" if trained else "",
-            f"{row['temporary_bytes'] / 1e6:.0f}" if trained else "",
-        )
-    return table

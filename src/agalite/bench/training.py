@@ -53,19 +53,25 @@ def run(*, rounds: int, out: Path | None) -> None:
         trainers = {}
         for label, (memory, options) in MODELS.items():
             trainers[label] = _trainer(memory, options)
-            programs.append(_program(label, trainers[label]))
+            programs.append(update_program(label, trainers[label]))
             progress.advance(task)
         interleave(programs, progress, runs=rounds)
     product, *training = programs
-    rows = [_row(p, product, trainers[p.name]) for p in training]
-    Console().print(_table(product, rows))
+    rows = [
+        training_row(
+            p,
+            product,
+            trainers[p.name],
+            FLOPS_PER_PARAMETER * trainers[p.name].parameter_count,
+        )
+        for p in training
+    ]
+    title = "Training, T-Maze 160, A2C, 8 environments x 256 steps"
+    Console().print(training_table(title, "memory", product, rows))
     targets = _targets(rows, {p.name: p for p in training})
     show_targets(targets)
     if out is not None:
-        rate = 2 * SIDE**3 / np.array(product.seconds) / 1e9
-        write_results(
-            out, {"gflops_of_products": rate.tolist(), "training": rows, "targets": targets}
-        )
+        write_training(out, product, rows, targets)
 
 
 def _trainer(memory: str, options: dict[str, Any]) -> Trainer:
@@ -81,22 +87,32 @@ def _trainer(memory: str, options: dict[str, Any]) -> Trainer:
     return Trainer(config)
 
 
-def _program(label: str, trainer: Trainer) -> Program:
+def update_program(label: str, trainer: Trainer) -> Program:
+    """One update: acting, stepping and learning."""
     state = jax.jit(trainer.init)(jnp.uint32(0))
     advance = partial(trainer.advance, updates=jnp.int32(1))
     return compile_program(label, lambda state: advance(state)[1], state)
 
 
-def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
+def training_row(
+    p: Program, product: Program, trainer: Trainer, flops_per_step: int
+) -> dict[str, Any]:
+    """What was measured of an update, as the table and result files have it.
+
+    **Arguments:**
+
+    - `p`: from `update_program`.
+    - `product`: the product of two matrices (SIDE, SIDE), timed in the same rounds.
+    - `trainer`: of `p`.
+    - `flops_per_step`: operations of the model's matrix products for one step, learning included.
+    """
     steps = trainer.config.steps_per_update
-    flops = FLOPS_PER_PARAMETER * trainer.parameter_count * steps
-    share = (flops / 2 / SIDE**3) / p.ratio(product)
     return {
         "name": p.name,
         "parameters": trainer.parameter_count,
         "steps_per_second": steps / (p.milliseconds / 1e3),
         "spread": p.spread,
-        "share_of_product_rate": share,
+        "share_of_product_rate": (flops_per_step * steps / 2 / SIDE**3) / p.ratio(product),
         "temporary_bytes": p.temporary_bytes,
         "seconds": p.seconds,
     }
@@ -110,21 +126,28 @@ def _targets(rows: list[dict[str, Any]], programs: dict[str, Program]) -> list[d
     ]
 
 
-def _table(product: Program, rows: list[dict[str, Any]]) -> Table:
+def write_training(
+    out: Path, product: Program, rows: list[dict[str, Any]], targets: list[dict[str, Any]]
+) -> None:
+    """Writes the result file of a benchmark of training."""
+    rate = 2 * SIDE**3 / np.array(product.seconds) / 1e9
+    write_results(out, {"gflops_of_products": rate.tolist(), "training": rows, "targets": targets})
+
+
+def training_table(title: str, first: str, product: Program, rows: list[dict[str, Any]]) -> Table:
+    """A table of rows, named in the column `first`; those not trained have a rate only."""
     rate = 2 * SIDE**3 / (product.milliseconds / 1e3) / 1e9
-    table = Table(
-        title="Training, T-Maze 160, A2C, 8 environments x 256 steps; "
-        f"the machine multiplies at {rate:.0f} GFLOP/s"
-    )
-    for column in ("memory", "parameters", "steps/s", "spread", "share", "temporary MB"):
-        table.add_column(column, justify="left" if column == "memory" else "right")
+    table = Table(title=f"{title}; the machine multiplies at {rate:.0f} GFLOP/s")
+    for column in (first, "parameters", "steps/s", "spread", "share", "temporary MB"):
+        table.add_column(column, justify="left" if column == first else "right")
     for row in rows:
+        trained = "parameters" in row
         table.add_row(
             row["name"],
-            f"{row['parameters']:,}",
+            f"{row['parameters']:,}" if trained else "",
             f"{row['steps_per_second']:,.0f}",
             f"{row['spread']:.0%}",
-            f"{row['share_of_product_rate']:.0%}",
-            f"{row['temporary_bytes'] / 1e6:.0f}",
+            f"{row['share_of_product_rate']:.0%}" if trained else "",
+            f"{row['temporary_bytes'] / 1e6:.0f}" if trained else "",
         )
     return table

@@ -21,7 +21,6 @@ _AGALITE: dict[str, Settings] = {
     "dpfp": {"memory_options.feature": "dpfp"},
     "rank-1 trick": {"memory_options.basis": "rank1"},
 }
-_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 _CPU = {
     **tmaze.CPU,
     "env": "tmaze",
@@ -49,7 +48,7 @@ def _in_tmaze(name: str, title: str, others: tuple[str, ...], says: str) -> Stud
         kind=Training(preset="paper"),
         base={**base, "env_options.corridor": 200},
         factors=(_variants("agalite", *others),),
-        metrics=(_SUCCESS,),
+        metrics=(tmaze.SUCCESS,),
         figures=(LearningCurves(lines="variant", bins=100),),
         scales={
             "smoke": Scale(

@@ -43,7 +43,6 @@ _TMAZE = {"tmaze": ("tmaze", {}, ("agalite", "gru", "gtrxl"))}
 _RETURN = Metric(
     column="charts/episodic_return", name="episodic return, last 10K steps", last_steps=10_000
 )
-_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 
 _PUBLISHED = Factor(
     "agent",
@@ -95,8 +94,8 @@ STUDIES = (
         "bars-tmaze",
         "Default settings in T-Maze, a corridor of 160: success over training",
         _TMAZE,
-        _SUCCESS,
-        {**tmaze.SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4},
+        tmaze.SUCCESS,
+        tmaze.TUNED_SMOKE,
         first_seed=10,  # `noise_steps` was changed after seeds 0 to 4 had been seen
     ),
     _study(
@@ -121,7 +120,7 @@ STUDIES = (
         kind=Training(preset="published"),
         base={"env": "tmaze"},
         factors=(tmaze.corridor(120, 200), _PUBLISHED),
-        metrics=(_SUCCESS,),
+        metrics=(tmaze.SUCCESS,),
         figures=(LearningCurves(lines="agent", panels="corridor"),),
         scales={
             "smoke": Scale(

@@ -8,7 +8,6 @@ from agalite.studies.declaration import (
     Factor,
     LearningCurves,
     LinePlot,
-    Metric,
     Scale,
     Settings,
     Study,
@@ -41,11 +40,7 @@ STUDIES = (
             "env_options.corridor": 160,
         },
         factors=(_bases(1, 2, 4),),
-        metrics=(
-            Metric(
-                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
-            ),
-        ),
+        metrics=(tmaze.SUCCESS,),
         figures=(
             LinePlot(x="vectors", lines="basis"),
             LearningCurves(lines="basis", panels="vectors"),

@@ -5,7 +5,6 @@ from agalite.studies.declaration import (
     Between,
     Claim,
     LinePlot,
-    Metric,
     Scale,
     Study,
     Training,
@@ -27,11 +26,7 @@ STUDIES = (
         kind=Training(preset="paper"),
         base={"env": "tmaze", "memory": "gtrxl"},
         factors=(_windows(32, 64, 128, 256), tmaze.corridor(40, 80, 120, 160, 200)),
-        metrics=(
-            Metric(
-                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
-            ),
-        ),
+        metrics=(tmaze.SUCCESS,),
         figures=(LinePlot(x="corridor", lines="window"),),
         scales={
             "smoke": Scale(

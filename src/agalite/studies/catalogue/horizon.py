@@ -8,7 +8,6 @@ from agalite.studies.declaration import (
     Factor,
     LearningCurves,
     LinePlot,
-    Metric,
     Scale,
     Study,
     Training,
@@ -27,11 +26,7 @@ STUDIES = (
         kind=Training(preset="paper"),
         base={"env": "tmaze"},
         factors=(agents(*GATED), _HORIZON, tmaze.corridor(120)),
-        metrics=(
-            Metric(
-                column="charts/success", name="success rate, last 100K steps", last_steps=100_000
-            ),
-        ),
+        metrics=(tmaze.SUCCESS,),
         figures=(
             LinePlot(x="horizon", lines="agent", panels="corridor"),
             LearningCurves(lines="horizon", panels="agent"),

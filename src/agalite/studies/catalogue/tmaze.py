@@ -19,7 +19,7 @@ from agalite.studies.declaration import (
 _AGENTS = ("lstm", "gru", "gtrxl-128", "gtrxl-256", "linear", "galite", "agalite")
 _LENGTHS = (120, 140, 160, 180, 200)
 _LONG = tuple(str(n) for n in _LENGTHS[1:])
-_SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
+SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
 SMOKE = {
     "total_timesteps": 2048,
     "num_envs": 4,
@@ -27,6 +27,8 @@ SMOKE = {
     "log_every": 512,
     "checkpoint_every": 2048,
 }
+# For the tuned preset, whose agent is PPO: one minibatch, and a corridor that random steps pass.
+TUNED_SMOKE = {**SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4}
 # The settings that were found to learn short corridors quickly on two cores (docs/training.md).
 CPU = {
     "num_envs": 32,
@@ -52,7 +54,7 @@ STUDIES = (
         base={"env": "tmaze"},
         factors=(agents(*_AGENTS), corridor(*_LENGTHS)),
         metrics=(
-            _SUCCESS,
+            SUCCESS,
             Metric(column="charts/episodic_return", name="episodic return", last_steps=100_000),
         ),
         figures=(
@@ -157,7 +159,7 @@ STUDIES = (
             vary("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
             vary("ent_coef", "agent.ent_coef", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
         ),
-        metrics=(_SUCCESS,),
+        metrics=(SUCCESS,),
         selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
         figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={

@@ -292,10 +292,6 @@ _CARTPOLE_METRIC = Metric(
     name="episodic return, last 20K steps",
     last_steps=20_000,
 )
-_TMAZE_METRIC = Metric(
-    column="charts/success", name="success rate, last 100K steps", last_steps=100_000
-)
-_TMAZE_SMOKE = {**tmaze.SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4}
 
 # Which basis, at equal state. A head's state has r // 2 + 1 vectors with cosines and r with slots.
 _BASES = {
@@ -367,16 +363,16 @@ STUDIES = (
         "Sweep: AGaLiTe in T-Maze, a corridor of 160, 1M steps",
         {"env": "tmaze", "total_timesteps": 1_000_000},
         _TMAZE,
-        _TMAZE_METRIC,
-        _TMAZE_SMOKE,
+        tmaze.SUCCESS,
+        tmaze.TUNED_SMOKE,
     ),
     _study(
         "tuning-tmaze-again",
         "Sweep: AGaLiTe in T-Maze, a corridor of 100, 300K steps, four seeds",
         {"env": "tmaze", "env_options.corridor": 100, "total_timesteps": 300_000},
         _TMAZE_AGAIN,
-        _TMAZE_METRIC,
-        _TMAZE_SMOKE,
+        tmaze.SUCCESS,
+        tmaze.TUNED_SMOKE,
         seeds=4,
     ),
 )
