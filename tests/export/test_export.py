@@ -278,12 +278,12 @@ def test_xla_convolution_to_onnx():
     conv = Convolution(2, 5, 4, 2, "SAME", key=jax.random.key(0))
     image = np.random.default_rng(0).normal(size=(9, 8, 2)).astype(np.float32)
     program = trace(
-        lambda x: [conv(x, patches=False)], [jax.ShapeDtypeStruct(image.shape, image.dtype)]
+        lambda x: [conv(x, method="direct")], [jax.ShapeDtypeStruct(image.shape, image.dtype)]
     )
     assert "conv_general_dilated" in {x.primitive for x in program.equations}
     model = build(program, RULES, ["x"], ["y"])
     (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": image})
-    np.testing.assert_allclose(found, conv(image, patches=False), atol=1e-5)
+    np.testing.assert_allclose(found, conv(image, method="direct"), atol=1e-5)
 
 
 def test_command_and_example(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Encoders of observations: which one is chosen, what it computes, and its convolutions."""
 
+import contextlib
 from functools import partial
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from gymnax.environments import spaces
 
+from agalite import kernels
 from agalite.networks.encoders import (
     AtariConv,
     Convolution,
@@ -120,8 +122,8 @@ def test_impala_has_the_size_of_the_paper_and_a_gradient_everywhere():
 def test_each_patch_has_numbers_of_its_own(shape, patch_size, patches):
     encoder = PatchEncoder(shape, patch_size=patch_size, channels=4, key=KEY)
     image = _images(*shape)
-    before = encoder._picture(image).reshape(patches, 4)
-    after = encoder._picture(image.at[0, 0].set(255 - image[0, 0])).reshape(patches, 4)
+    before = encoder._pictures(image).reshape(patches, 4)
+    after = encoder._pictures(image.at[0, 0].set(255 - image[0, 0])).reshape(patches, 4)
     changed = np.any(np.asarray(before != after), axis=1)
     assert changed[0]
     assert not changed[1:].any()
@@ -178,21 +180,25 @@ def test_unsuitable_observation_spaces_are_refused():
     [
         (4, 2, "VALID", (9, 8)),
         (3, 1, "SAME", (5, 7)),
+        (4, 4, "VALID", (8, 13)),
     ],
 )
-def test_patches_equal_xlas_convolution_and_its_gradients(kernel, stride, padding, size):
+@pytest.mark.parametrize("method", ["patches", "kernels"])
+def test_every_method_is_xlas_convolution_with_its_gradients(method, kernel, stride, padding, size):
     layer = random_weights(
         lambda key: Convolution(3, 6, kernel, stride, padding, scale=0.5, key=key)
     )
+    if method == "kernels" and kernels.why_not():
+        pytest.skip(kernels.why_not())
     images = jax.random.normal(jax.random.key(1), (4, *size, 3))
 
-    def loss(patches, layer, images):
-        out = jax.vmap(partial(layer, patches=patches))(images)
+    def loss(method, layer, images):
+        out = jax.vmap(partial(layer, method=method))(images)
         return jnp.sum(jnp.sin(out)), out
 
     a, b = (
-        jax.jit(jax.value_and_grad(partial(loss, p), (0, 1), has_aux=True))(layer, images)
-        for p in (True, False)
+        jax.jit(jax.value_and_grad(partial(loss, m), (0, 1), has_aux=True))(layer, images)
+        for m in (method, "direct")
     )
     assert_close(a, b, 2e-5)
 
@@ -205,8 +211,8 @@ def test_a_convolution_by_hand():
     layer = eqx.tree_at(lambda c: c.dense.bias, layer, jnp.array([7.0]))
     image = jnp.arange(64.0).reshape(8, 8, 1)
     want = 7 + 10 * image[3::2, 1::2][:3, :3]
-    for patches in (True, False):
-        assert_close(layer(image, patches=patches), want)
+    for method in ("patches", "direct", *([] if kernels.why_not() else ["kernels"])):
+        assert_close(layer(image, method=method), want)
 
 
 @pytest.mark.parametrize("size", [(7, 8), (5, 9)])
@@ -230,21 +236,34 @@ def _equations(jaxpr):
                 yield from _equations(inner)
 
 
-def test_under_vmap_a_convolution_is_one_matrix_product():
+@pytest.mark.parametrize("native", [True, False])
+def test_under_vmap_a_convolution_is_one_product(native):
+    if native and kernels.why_not():
+        pytest.skip(kernels.why_not())
     encoder = make_encoder("atari", PIXELS, key=KEY)
     weights, rest = eqx.partition(encoder, eqx.is_array)
     obs = jax.ShapeDtypeStruct((2, 7, 84, 84, 3), jnp.uint8)
 
     def features(weights, obs):
-        return jax.vmap(eqx.combine(weights, rest).over_time, 1, 1)(obs)
+        with contextlib.nullcontext() if native else kernels.switched_off():
+            return jax.vmap(eqx.combine(weights, rest).over_time, 1, 1)(obs)
 
+    name = "convolution_forward" if native else "row_product"
     found = _equations(jax.make_jaxpr(features)(weights, obs).jaxpr)
-    shapes = [[v.aval.shape for v in e.invars] for e in found if e.primitive.name == "row_product"]
-    assert shapes == [
-        [(7, 20, 20, 192), (32, 192)],
-        [(7, 9, 9, 512), (64, 512)],
-        [(7, 7, 7, 576), (64, 576)],
-    ]
+    shapes = [[v.aval.shape for v in e.invars] for e in found if e.primitive.name == name]
+    assert shapes == (
+        [
+            [(32, 192), (2, 7, 84, 84, 3)],
+            [(64, 512), (2, 7, 20, 20, 32)],
+            [(64, 576), (2, 7, 9, 9, 64)],
+        ]
+        if native
+        else [
+            [(7, 20, 20, 192), (32, 192)],
+            [(7, 9, 9, 512), (64, 512)],
+            [(7, 7, 7, 576), (64, 576)],
+        ]
+    )
     # The gradient of a weight must not exist once for every environment before they are summed.
     gradient = jax.grad(lambda w, x: jnp.sum(jnp.square(features(w, x))))
     sizes = {tuple(w.shape) for w in jax.tree.leaves(weights) if w.ndim == 2}

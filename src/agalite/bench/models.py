@@ -1,9 +1,10 @@
-"""`agalite bench throughput --models`: the models against their own matrix products.
+"""`agalite bench throughput --models`: models and encoders against their own matrix products.
 
 Training: forward and backward over 256 steps of 8 sequences at the paper's T-Maze size. The lower
 bound is AGaLiTe's matrix products alone, three of each weight, on the same number of rows.
 Streaming: one step at the size of the paper's latency appendix (12 layers, 8 heads), against
 matrix-vector products that read as many weights once.
+Encoders: forward and backward of a minibatch of frames, by the custom kernels and by XLA.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from agalite.bench import encoders
 from agalite.bench.model_configs import SIZE as STREAMING_SIZE
 from agalite.bench.model_configs import UNFOLDED, make_model
 from agalite.bench.programs import as_matrix, stream, weight_arrays
@@ -56,10 +58,12 @@ def run(*, rounds: int, out: Path | None) -> None:
     with progress_bar() as progress:
         training = _training(rounds, progress)
         streaming = _streaming(max(rounds, 50), progress)
+        pictures = encoders.time_encoders(rounds, progress)
     console = Console()
     console.print(_training_table(training))
     console.print(_streaming_table(streaming))
-    targets = _targets(training, streaming)
+    console.print(encoders.table(pictures))
+    targets = [*_targets(training, streaming), *encoders.targets(pictures)]
     show_targets(targets)
     if out is not None:
         write_results(
@@ -67,6 +71,7 @@ def run(*, rounds: int, out: Path | None) -> None:
             {
                 "training": {name: _row(p) for name, p in training.items()},
                 "streaming": {name: _row(p) for name, p in streaming.items()},
+                "encoders": {name: _row(p) for name, p in pictures.items()},
                 "targets": targets,
             },
         )

@@ -125,6 +125,9 @@ def _product_flops(jaxpr: Jaxpr) -> int:
             rows: Any = eqn.invars[0].aval
             out: Any = eqn.outvars[0].aval
             total += 2 * out.size * rows.shape[-1]
+        elif eqn.primitive.name == "convolution_forward":  # `ops.convolution`
+            images: Any = eqn.outvars[0].aval
+            total += 2 * images.size * eqn.params["window"].inputs
         for inner in jax.tree.leaves(
             list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
         ):

@@ -3,6 +3,7 @@
 * `product`: one row times a weight, at the speed of memory (`product.h`);
 * `agalite_*`, `galite_*`: the attentions of Algorithms 4 and 3, forwards and backwards, as plain
   loops over time in which the state stays in cache (`agalite.h`, `galite.h`);
+* `convolution_*`: the encoders' convolutions of images and their gradients (`convolution.h`);
 * `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).
 
 They are optional. Without a C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same

@@ -6,3 +6,4 @@
 #include "agalite.h"
 #include "galite.h"
 #include "stack.h"
+#include "convolution.h"

@@ -27,6 +27,9 @@ HANDLERS = (
     "galite_forward",
     "galite_backward",
     "stack",
+    "convolution_forward",
+    "convolution_images",
+    "convolution_weights",
 )
 # No -ffast-math: it lets compilers assume that there are no infinities, and when it is linked some
 # of them switch denormals off for the whole process.

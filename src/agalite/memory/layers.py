@@ -5,7 +5,7 @@ the linear attentions. Modules take one sequence (T, ...); `vmap` adds a batch.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -31,6 +31,8 @@ class Linear(eqx.Module):
     """
 
     weight: Float[Array, "out in"]
+    few_rows: ClassVar[bool] = True
+    """Acting multiplies about as many rows as there are streams (`prepare_for_inference`)."""
 
     def __init__(self, inputs: int, widths: Sequence[int], *, key: PRNGKeyArray):
         keys = jax.random.split(key, len(widths))
@@ -317,6 +319,8 @@ def prepare_for_inference(model: Any, *, streams: int = 1) -> Any:
         if isinstance(layer, Memory):
             return layer.prepare_for_inference()
         if not isinstance(layer, (Linear, HeadsIn, HeadsOut)) or layer.weight.size >= LARGE:
+            return layer
+        if isinstance(layer, Linear) and not layer.few_rows:
             return layer
         outputs = 2 if isinstance(layer, HeadsIn) else 1
         weight = TransposedWeight(layer.weight, outputs=outputs)

@@ -7,7 +7,7 @@ with a dense layer and ReLU of their own (their embedding), so `VectorEncoder` n
 import abc
 import math
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from agalite import validation
+from agalite import kernels, validation
 from agalite.memory.layers import Dense
 from agalite.ops.activations import relu
+from agalite.ops.convolution import Window, convolve
+from agalite.ops.matmul import broadcast_like
 from agalite.ops.recurrence import on_accelerator
 
 WIDE = 1000  # numbers in an observation beyond which "auto" chooses "symbolic"
@@ -80,10 +82,20 @@ class SymbolicEncoder(Encoder):
 
 
 Padding = Literal["VALID", "SAME"]
+Method = Literal["kernels", "patches", "direct"]
+
+
+class _Patches(Dense):
+    """A row for each patch of an image."""
+
+    few_rows: ClassVar[bool] = False
+
+    def __init__(self, inputs: int, outputs: int, *, key: PRNGKeyArray) -> None:
+        super().__init__(inputs, [outputs], key=key)
 
 
 class Convolution(eqx.Module):
-    """A 2D convolution of one image: (X, Y, C), multiplied by `scale`, -> (x, y, out).
+    """A 2D convolution of images: (*rows, X, Y, C), multiplied by `scale`, -> (*rows, x, y, out).
 
     The kernel size is a multiple of the stride. The weight's inputs are in the order (kernel /
     stride, kernel / stride, stride, stride, C).
@@ -106,30 +118,47 @@ class Convolution(eqx.Module):
         scale: float = 1.0,
         key: PRNGKeyArray,
     ) -> None:
-        self.dense = Dense(kernel * kernel * channels, [outputs], key=key)
+        self.dense = _Patches(kernel * kernel * channels, outputs, key=key)
         self.kernel, self.stride, self.padding, self.scale = kernel, stride, padding, scale
 
     def __call__(
-        self, image: Shaped[Array, "X Y C"], *, patches: bool | None = None
-    ) -> Float[Array, "x y out"]:
-        """As one matrix product over patches (fast on a CPU), or as XLA's convolution.
+        self, images: Shaped[Array, "*rows X Y C"], *, method: Method | None = None
+    ) -> Float[Array, "*rows x y out"]:
+        """All methods give the same numbers up to rounding.
 
         **Arguments:**
 
-        - `image`: (X, Y, C).
-        - `patches`: which of the two; None chooses by the backend. Both give the same numbers up
-            to rounding.
+        - `images`: (*rows, X, Y, C).
+        - `method`: "kernels", the custom ones; "patches", one matrix product over patches, fast on
+            a CPU without them; "direct", XLA's convolution; None chooses by the backend.
         """
-        if not (not on_accelerator() if patches is None else patches):
-            return self._direct(image)
+        method = _fastest(self) if method is None else method
+        if method == "kernels":
+            images = images if images.dtype == jnp.uint8 else images.astype(self.dense.weight.dtype)
+            y = convolve(images, self.dense.weight, self._window(images.shape[-3:]))
+            return y + broadcast_like(self.dense.bias, y)
+        one = self._direct if method == "direct" else self._by_patches
+        for _ in images.shape[:-3]:
+            one = jax.vmap(one)
+        return one(images)
+
+    def _window(self, shape: tuple[int, ...]) -> Window:
+        return Window(shape, self.kernel, self.stride, self._around(), self.scale)
+
+    def _around(self) -> tuple[int, int]:
+        """Zeros before and after a line."""
+        if self.padding == "VALID":
+            return 0, 0
+        before = (self.kernel - 1) // 2
+        return before, self.kernel - 1 - before
+
+    def _by_patches(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y out"]:
         # Patches are several times as large as the image, so they are recomputed for the gradient.
         return jax.checkpoint(lambda dense, image: dense(self._patches(image)))(self.dense, image)
 
     def _patches(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y inputs"]:
         image = image.astype(self.dense.weight.dtype) * self.scale
-        if self.padding == "SAME":
-            before = (self.kernel - 1) // 2
-            image = jnp.pad(image, [(before, self.kernel - 1 - before)] * 2 + [(0, 0)])
+        image = jnp.pad(image, [self._around()] * 2 + [(0, 0)])
         image = _gather_stride(image, self.stride)
         size = self.kernel // self.stride
         x, y = (n - size + 1 for n in image.shape[:2])
@@ -144,10 +173,22 @@ class Convolution(eqx.Module):
             image[None].astype(weight.dtype) * self.scale,
             weight.reshape(self.kernel, self.kernel, image.shape[-1], -1),
             (s, s),
-            self.padding,
+            [self._around()] * 2,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         return out[0] + self.dense.bias
+
+
+def _fastest(layers: Any) -> Method:
+    """The method for these layers on this machine."""
+    if on_accelerator():
+        return "direct"
+    weights = (x for x in jax.tree.leaves(layers) if eqx.is_inexact_array(x))
+    return "kernels" if kernels.usable(*weights) else "patches"
+
+
+def _one_vector(images: Float[Array, "*rows x y out"]) -> Float[Array, "*rows M"]:
+    return images.reshape(*images.shape[:-3], -1)
 
 
 def _gather_stride(image: Float[Array, "X Y C"], stride: int) -> Float[Array, "x y c"]:
@@ -159,39 +200,44 @@ def _gather_stride(image: Float[Array, "X Y C"], stride: int) -> Float[Array, "x
     return image.transpose(0, 2, 1, 3).reshape(x, y, -1)
 
 
-def max_pool(image: Float[Array, "X Y C"]) -> Float[Array, "x y C"]:
+def max_pool(images: Float[Array, "*rows X Y C"]) -> Float[Array, "*rows x y C"]:
     """Max pooling of 3 x 3 with stride 2 and padding: x and y are half of X and Y, rounded up."""
     # Maxima of slices, because the gradient of XLA's reduce_window is slow on a CPU.
-    for axis in (0, 1):
-        image = _max_along(image, axis)
-    return image
+    for axis in (-3, -2):
+        images = _max_along(images, axis % images.ndim)
+    return images
 
 
-def _max_along(image: Array, axis: int) -> Array:
-    size = -(-image.shape[axis] // 2)
-    missing = 2 * size + 1 - image.shape[axis]
-    widths = [(0, 0)] * 3
+def _max_along(images: Array, axis: int) -> Array:
+    size = -(-images.shape[axis] // 2)
+    missing = 2 * size + 1 - images.shape[axis]
+    widths = [(0, 0)] * images.ndim
     widths[axis] = (missing // 2, missing - missing // 2)
-    padded = jnp.pad(image, widths, constant_values=-jnp.inf)
+    padded = jnp.pad(images, widths, constant_values=-jnp.inf)
     take = partial(jax.lax.slice_in_dim, padded, stride=2, axis=axis)
     first, second, third = (take(i, i + 2 * size - 1) for i in range(3))
     return jnp.maximum(jnp.maximum(first, second), third)
 
 
 class ImageEncoder(Encoder):
-    """Base of the image encoders: `_picture` for each image, then an optional dense layer."""
+    """Base of the image encoders: `_pictures` of images, then an optional dense layer."""
 
     dense: eqx.AbstractVar[Dense | None]
+    steps_at_once: ClassVar[int | None] = None
+    """Time steps whose images the custom kernels encode together; None: all."""
 
     @abc.abstractmethod
-    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]: ...
+    def _pictures(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows M"]: ...
 
     def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        # One time step after another (under vmap, all environments of a step together), so that the
-        # intermediate images stay in the cache: a sixth of the memory and two thirds of the time of
-        # all T at once.
-        once = obs.shape[0] == 1
-        features = self._picture(obs[0])[None] if once else jax.lax.map(self._picture, obs)
+        method = _fastest(self)
+        at_once = {"kernels": self.steps_at_once, "patches": 1, "direct": None}[method]
+        if at_once is None or obs.shape[0] <= at_once:
+            features = self._pictures(obs)
+        else:
+            # Some time steps after another (under vmap, all environments of a step together), so
+            # that the intermediate images stay in the cache.
+            features = jax.lax.map(self._pictures, obs, batch_size=at_once if at_once > 1 else None)
         return features if self.dense is None else relu(self.dense(features))
 
 
@@ -223,16 +269,16 @@ class AtariConv(ImageEncoder):
             Convolution(32, 64, 4, 2, key=b),
             Convolution(64, 64, 3, 1, key=c),
         )
-        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=d)
+        self.dense, self.output_size = _last_layer(self._pictures, shape, width, key=d)
 
-    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
+    def _pictures(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows M"]:
         for convolution in self.convolutions:
-            image = relu(convolution(image))
-        return image.reshape(-1)
+            images = relu(convolution(images))
+        return _one_vector(images)
 
 
 class ResidualBlock(eqx.Module):
-    """x + convolution(relu(convolution(relu(x)))), (X, Y, C) -> (X, Y, C)."""
+    """x + convolution(relu(convolution(relu(x)))), (*rows, X, Y, C) -> (*rows, X, Y, C)."""
 
     first: Convolution
     second: Convolution
@@ -242,8 +288,8 @@ class ResidualBlock(eqx.Module):
         self.first = Convolution(channels, channels, 3, padding="SAME", key=a)
         self.second = Convolution(channels, channels, 3, padding="SAME", key=b)
 
-    def __call__(self, image: Float[Array, "X Y C"]) -> Float[Array, "X Y C"]:
-        return image + self.second(relu(self.first(relu(image))))
+    def __call__(self, images: Float[Array, "*rows X Y C"]) -> Float[Array, "*rows X Y C"]:
+        return images + self.second(relu(self.first(relu(images))))
 
 
 class Stage(eqx.Module):
@@ -259,11 +305,11 @@ class Stage(eqx.Module):
         self.convolution = Convolution(inputs, channels, 3, padding="SAME", scale=scale, key=a)
         self.blocks = tuple(ResidualBlock(channels, key=k) for k in rest)
 
-    def __call__(self, image: Shaped[Array, "X Y C"]) -> Float[Array, "x y c"]:
-        image = max_pool(self.convolution(image))
+    def __call__(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows x y c"]:
+        images = max_pool(self.convolution(images))
         for block in self.blocks:
-            image = block(image)
-        return image
+            images = block(images)
+        return images
 
 
 class ImpalaResNet(ImageEncoder):
@@ -272,6 +318,8 @@ class ImpalaResNet(ImageEncoder):
     Stages of 16, 32 and 32 channels, two residual blocks each. The default width is Sample
     Factory's, with which the paper's Memory Maze agents were trained; IMPALA's own is 256.
     """
+
+    steps_at_once: ClassVar[int | None] = 4
 
     stages: tuple[Stage, ...]
     dense: Dense | None
@@ -289,13 +337,20 @@ class ImpalaResNet(ImageEncoder):
             Stage(16, 32, key=b),
             Stage(32, 32, key=c),
         )
-        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=d)
+        self.dense, self.output_size = _last_layer(self._pictures, shape, width, key=d)
 
-    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
+    def _pictures(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows M"]:
         for stage in self.stages:
-            # Recomputed for the gradient: the activations take 2 MB for an image of 64 x 64.
-            image = jax.checkpoint(lambda s, x: s(x))(stage, image)
-        return relu(image).reshape(-1)
+            # For the gradient all but convolutions by kernels is computed again: everything would
+            # be 2 MB for an image of 64 x 64. A function of its own for every trace, because JAX
+            # keeps traces, and kernels may be switched off for the next one.
+            run = jax.checkpoint(lambda s, x: s(x), policy=_saves_convolutions)
+            images = run(stage, images)
+        return _one_vector(relu(images))
+
+
+def _saves_convolutions(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name.startswith("convolution")
 
 
 class PatchEncoder(ImageEncoder):
@@ -336,10 +391,10 @@ class PatchEncoder(ImageEncoder):
         size = _patch_size(shape, patch_size)
         self.shape = shape
         self.patches = Convolution(shape[-1], channels, size, size, scale=scale, key=a)
-        self.dense, self.output_size = _last_layer(self._picture, shape, width, key=b)
+        self.dense, self.output_size = _last_layer(self._pictures, shape, width, key=b)
 
-    def _picture(self, image: Shaped[Array, "X Y C"]) -> Float[Array, " M"]:
-        return relu(self.patches(image)).reshape(-1)
+    def _pictures(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows M"]:
+        return _one_vector(relu(self.patches(images)))
 
 
 _LARGEST_PATCH = 12

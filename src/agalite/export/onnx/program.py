@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from agalite import kernels
 from agalite.export.onnx import random_numbers
 
 _MAX_ITERATIONS = 16  # of a loop that is unrolled
@@ -61,7 +62,9 @@ def trace(function: Callable[..., Any], inputs: Sequence[jax.ShapeDtypeStruct]) 
 
     The program. An output that does not depend on the inputs is an array.
     """
-    closed = jax.make_jaxpr(function)(*inputs)
+    # No custom kernels, which ONNX does not have. JAX keeps traces by function, so this one is new.
+    with kernels.switched_off():
+        closed = jax.make_jaxpr(lambda *args: function(*args))(*inputs)
     flattener = _Flattener()
     variables = [Variable(x) for x in inputs]
     outputs = flattener.run(closed.jaxpr, closed.consts, variables)
