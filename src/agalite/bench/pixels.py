@@ -121,7 +121,8 @@ def _product_flops(jaxpr: Jaxpr) -> int:
     """Of all matrix products in a program, with those in its inner programs."""
     total = 0
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "row_product":  # rows (..., n) by a weight (m, n): `ops.matmul`
+        # Rows (..., n) by a weight: `ops.matmul`, `ops.sparse`, whose zeros count.
+        if eqn.primitive.name in ("row_product", "sparse_forward"):
             rows: Any = eqn.invars[0].aval
             out: Any = eqn.outvars[0].aval
             total += 2 * out.size * rows.shape[-1]

@@ -4,6 +4,7 @@
 * `agalite_*`, `galite_*`: the attentions of Algorithms 4 and 3, forwards and backwards, as plain
   loops over time in which the state stays in cache (`agalite.h`, `galite.h`);
 * `convolution_*`: the encoders' convolutions of images and their gradients (`convolution.h`);
+* `sparse_*`: rows that are mostly zeros times a weight (`sparse.h`);
 * `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).
 
 They are optional. Without a C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same

@@ -7,3 +7,4 @@
 #include "galite.h"
 #include "stack.h"
 #include "convolution.h"
+#include "sparse.h"

@@ -30,6 +30,8 @@ HANDLERS = (
     "convolution_forward",
     "convolution_images",
     "convolution_weights",
+    "sparse_forward",
+    "sparse_weights",
 )
 # No -ffast-math: it lets compilers assume that there are no infinities, and when it is linked some
 # of them switch denormals off for the whole process.

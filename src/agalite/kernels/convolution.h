@@ -42,23 +42,34 @@ typedef struct {
   atomic_int failed;
 } conv_job;
 
-static conv NAME(conv_of)(const XLA_FFI_CallFrame *frame, const int64_t *images, int64_t outputs) {
-  conv c = {.images = images[0], .lines = images[1], .columns = images[2], .channels = images[3],
-            .kernel = whole(frame, "kernel"), .stride = whole(frame, "stride"),
-            .before = whole(frame, "before"), .outputs = outputs,
-            .scale = (REAL)number(frame, "scale")};
-  const int64_t more = whole(frame, "padding");
-  c.all_lines = c.lines + more;
-  c.all_columns = c.columns + more;
+/* `c` with the sizes that follow from the others; `padding`: zeros around an axis. */
+static conv NAME(conv_with_sizes)(conv c, int64_t padding) {
+  c.all_lines = c.lines + padding;
+  c.all_columns = c.columns + padding;
   c.out_lines = (c.all_lines - c.kernel) / c.stride + 1;
   c.out_columns = (c.all_columns - c.kernel) / c.stride + 1;
-  c.wide = NAME(padded)(outputs);
+  c.wide = NAME(padded)(c.outputs);
   c.run = c.kernel * c.channels;
   c.wide_run = NAME(padded)(c.run);
   c.positions = c.out_lines * c.out_columns;
   c.size = c.lines * c.columns * c.channels;
   c.all_size = c.all_lines * c.all_columns * c.channels;
   return c;
+}
+
+static conv NAME(conv_of)(const XLA_FFI_CallFrame *frame, const int64_t *images, int64_t outputs) {
+  const conv c = {.images = images[0], .lines = images[1], .columns = images[2],
+                  .channels = images[3], .outputs = outputs, .kernel = whole(frame, "kernel"),
+                  .stride = whole(frame, "stride"), .before = whole(frame, "before"),
+                  .scale = (REAL)number(frame, "scale")};
+  return NAME(conv_with_sizes)(c, whole(frame, "padding"));
+}
+
+/* A matrix product: images (N, 1, 1, C). */
+static conv NAME(conv_one_pixel)(const int64_t *images, int64_t outputs) {
+  const conv c = {.images = images[0], .lines = 1, .columns = 1, .channels = images[3],
+                  .outputs = outputs, .kernel = 1, .stride = 1, .scale = 1};
+  return NAME(conv_with_sizes)(c, 0);
 }
 
 /* Where the weight of a kernel's line, column and channel is in a row of K. */
@@ -404,22 +415,30 @@ static XLA_FFI_Error *NAME(convolution_images)(XLA_FFI_CallFrame *frame) {
   return job.failed ? failure(frame, "agalite_convolution_images: no memory left") : NULL;
 }
 
+/* The gradient of the weights (K, wide) in job->out, which is the caller's room. */
+static XLA_FFI_Error *NAME(conv_sum_weights)(const XLA_FFI_CallFrame *frame, conv_job *job) {
+  const conv *c = &job->c;
+  const int64_t size = c->kernel * c->run * c->wide;
+  job->parts = c->images < CONV_PARTS ? (c->images ? c->images : 1) : CONV_PARTS;
+  job->group = NAME(conv_group_size)(c, job->parts);
+  job->out = team_room(ROOM_OF_CALLER, job->parts * size * sizeof(REAL));
+  if (!job->out) return failure(frame, "agalite_convolution_weights: no memory left");
+  pool_run(frame, NAME(conv_weights_piece), job, job->parts);
+  if (job->failed) return failure(frame, "agalite_convolution_weights: no memory left");
+  for (int64_t part = 1; part < job->parts; part++)
+    for (int64_t i = 0; i < size / LANES; i++) AT(job->out, i) += AT(job->out + part * size, i);
+  return NULL;
+}
+
 /* Arguments: d (N, x, y, O), images (N, X, Y, C), uint8 or as d. Result: (O, K). */
 static XLA_FFI_Error *NAME(convolution_weights)(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Buffer *d = argument(frame, 0), *x = argument(frame, 1);
   conv_job job = {.c = NAME(conv_of)(frame, x->dims, d->dims[3]), .images = x->data, .d = d->data,
                   .bytes = x->dtype == XLA_FFI_DataType_U8};
+  XLA_FFI_Error *error = NAME(conv_sum_weights)(frame, &job);
+  if (error) return error;
   const conv *c = &job.c;
   const int64_t inputs = c->kernel * c->run;
-  job.parts = c->images < CONV_PARTS ? (c->images ? c->images : 1) : CONV_PARTS;
-  job.group = NAME(conv_group_size)(c, job.parts);
-  job.out = team_room(ROOM_OF_CALLER, job.parts * inputs * c->wide * sizeof(REAL));
-  if (!job.out) return failure(frame, "agalite_convolution_weights: no memory left");
-  pool_run(frame, NAME(conv_weights_piece), &job, job.parts);
-  if (job.failed) return failure(frame, "agalite_convolution_weights: no memory left");
-  const int64_t size = inputs * c->wide;
-  for (int64_t part = 1; part < job.parts; part++)
-    for (int64_t i = 0; i < size / LANES; i++) AT(job.out, i) += AT(job.out + part * size, i);
   REAL *to = result(frame, 0)->data;
   for (int64_t line = 0; line < c->kernel; line++)
     for (int64_t column = 0; column < c->kernel; column++) {

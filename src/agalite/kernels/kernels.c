@@ -1,6 +1,9 @@
 /* agalite's kernels for CPUs, called by XLA: see __init__.py for what they are for. */
 
 #include <math.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "frame.h"
 #include "pool.h"
@@ -46,3 +49,5 @@ HANDLER(stack)
 HANDLER(convolution_forward)
 HANDLER(convolution_images)
 HANDLER(convolution_weights)
+HANDLER(sparse_forward)
+HANDLER(sparse_weights)

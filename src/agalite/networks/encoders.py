@@ -21,6 +21,7 @@ from agalite.ops.activations import relu
 from agalite.ops.convolution import Window, convolve
 from agalite.ops.matmul import broadcast_like
 from agalite.ops.recurrence import on_accelerator
+from agalite.ops.sparse import sparse_matmul
 
 WIDE = 1000  # numbers in an observation beyond which "auto" chooses "symbolic"
 _SMALLEST_IMAGE = 36  # the smallest input that the Atari convolutions accept
@@ -66,19 +67,25 @@ class VectorEncoder(Encoder):
 
 
 class SymbolicEncoder(Encoder):
-    """A dense layer and ReLU: (...) -> (width,), as in the paper's code for Craftax."""
+    """A dense layer and ReLU: (...) -> (width,), as in the paper's code for Craftax.
 
-    dense: Dense
+    Such observations are mostly zeros, and the weight is laid out for that: (inputs, width).
+    """
+
+    weight: Float[Array, "inputs width"]
+    bias: Float[Array, " width"]
     shape: tuple[int, ...] = eqx.field(static=True)
     output_size: int = eqx.field(static=True)
 
     def __init__(self, shape: tuple[int, ...], *, width: int = 128, key: PRNGKeyArray) -> None:
         validation.check_integer("width", width, minimum=1)
-        self.dense = Dense(math.prod(shape), [width], key=key)
+        self.weight = Dense(math.prod(shape), [width], key=key).weight.T
+        self.bias = jnp.zeros(width)
         self.shape, self.output_size = shape, width
 
     def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        return relu(self.dense(_flat(obs).astype(self.dense.weight.dtype)))
+        y = sparse_matmul(_flat(obs).astype(self.weight.dtype), self.weight)
+        return relu(y + broadcast_like(self.bias, y))
 
 
 Padding = Literal["VALID", "SAME"]
