@@ -2,7 +2,8 @@
 
 Mystery Path Grid with the small AGaLiTe and each encoder, as `agalite train` runs it, against the
 machine's rate of float32 matrix products in the same rounds. A frame passes the network once for
-acting and, in every epoch, once forward and twice backward. Craftax Symbolic, where it is
+acting and, in every epoch, once forward and twice backward, but for the first layer: pixels need no
+gradient. Craftax Symbolic, where it is
 installed, against its own rate with random actions.
 """
 
@@ -102,8 +103,8 @@ def _random_program(trainer: Trainer) -> Program:
     return compile_program(RANDOM, rollout, state, jax.random.key(1))
 
 
-def forward_flops(trainer: Trainer) -> int:
-    """Operations of the matrix products that one observation passes through, forward.
+def forward_flops(trainer: Trainer) -> tuple[int, int]:
+    """Operations of the matrix products that one observation passes through, and of the first.
 
     Those of the encoder are counted in its program, where a weight multiplies every patch; each
     other parameter counts once.
@@ -114,34 +115,35 @@ def forward_flops(trainer: Trainer) -> int:
     obs = jax.ShapeDtypeStruct(space.shape, space.dtype)
     program = jax.make_jaxpr(lambda encoder, obs: encoder(obs))(encoder, obs)
     inside = sum(x.size for x in jax.tree.leaves(encoder) if hasattr(x, "size"))
-    return _product_flops(program.jaxpr) + 2 * (trainer.parameter_count - inside)
+    products = _product_flops(program.jaxpr)
+    return sum(products) + 2 * (trainer.parameter_count - inside), products[0]
 
 
-def _product_flops(jaxpr: Jaxpr) -> int:
-    """Of all matrix products in a program, with those in its inner programs."""
-    total = 0
+def _product_flops(jaxpr: Jaxpr) -> list[int]:
+    """Of each matrix product in a program and in its inner programs."""
+    found = []
     for eqn in jaxpr.eqns:
+        out: Any = eqn.outvars[0].aval if eqn.outvars else None
         # Rows (..., n) by a weight: `ops.matmul`, `ops.sparse`, whose zeros count.
         if eqn.primitive.name in ("row_product", "sparse_forward"):
             rows: Any = eqn.invars[0].aval
-            out: Any = eqn.outvars[0].aval
-            total += 2 * out.size * rows.shape[-1]
+            found.append(2 * out.size * rows.shape[-1])
         elif eqn.primitive.name == "convolution_forward":  # `ops.convolution`
-            images: Any = eqn.outvars[0].aval
-            total += 2 * images.size * eqn.params["window"].inputs
+            found.append(2 * out.size * eqn.params["window"].inputs)
         for inner in jax.tree.leaves(
             list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
         ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
-                total += eqn.params.get("length", 1) * _product_flops(inner)
-    return total
+                found += eqn.params.get("length", 1) * _product_flops(inner)
+    return found
 
 
 def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:
     agent = trainer.config.agent
     assert isinstance(agent, PPO)
-    flops = forward_flops(trainer) * (1 + 3 * agent.update_epochs)
+    forward, first = forward_flops(trainer)
+    flops = forward + agent.update_epochs * (3 * forward - first)
     row = training_row(p, product, trainer, flops)
     return row if p.name == CRAFTAX else {**row, "name": f"{GRID}, {p.name}"}
 

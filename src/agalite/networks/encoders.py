@@ -387,7 +387,7 @@ class PatchEncoder(ImageEncoder):
         shape: tuple[int, ...],
         *,
         patch_size: int | None = None,
-        channels: int = 8,
+        channels: int = 16,
         width: int = 128,
         scale: float = 1 / 255,
         key: PRNGKeyArray,
