@@ -53,7 +53,7 @@ def use_devices(devices: int | None, seeds: int) -> None:
 
     **Arguments:**
 
-    - `devices`: how many; None for the largest divisor of `seeds` up to the number of cores.
+    - `devices`: how many; None for one for each core, but no more than `seeds`.
     - `seeds`: how many seeds are trained together.
     """
     import jax
@@ -64,7 +64,7 @@ def use_devices(devices: int | None, seeds: int) -> None:
         validation.check_integer("devices", devices, minimum=1)
     elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
         return
-    count = devices or max(n for n in range(1, cores() + 1) if seeds % n == 0)
+    count = devices or min(cores(), seeds)
     jax.config.update("jax_num_cpu_devices", count)
 
 

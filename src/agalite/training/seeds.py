@@ -9,75 +9,88 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import UInt32
 
+from agalite.ops.recurrence import on_accelerator
+
 AXIS = "seeds"
 
 
 class Seeds:
     """Runs a function of one seed's arrays for `count` seeds: every array gains a first axis.
 
-    Each device gets an equal share of the seeds, with `vmap` over them. A share of one seed runs
-    without `vmap`: on a CPU, one program per core is fastest.
+    Each device has an equal share of the seeds. On a CPU it runs them one after another, which is
+    faster there than `vmap` and makes every seed's numbers those of a run of its own.
+
+    **Arguments:**
+
+    - `count`: how many seeds.
+    - `uneven`: use devices also when they do not divide the seeds. The arrays are then filled up to
+        equal shares, and `take` cuts them to `count`. What fills them up is not trained on a CPU.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, uneven: bool = False) -> None:
         self.count = count
         devices = jax.devices()
-        usable = max(n for n in range(1, len(devices) + 1) if count % n == 0)
+        if uneven:
+            self.share = -(-count // len(devices))
+            usable = -(-count // self.share)
+        else:
+            usable = max(n for n in range(1, len(devices) + 1) if count % n == 0)
+            self.share = count // usable
         self.devices = devices[:usable]
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
         self.sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def init(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
         """function(seed) for each of `numbers`."""
-        return self.compile(function, one_by_one=True)(self.put(numbers))
+        return self.compile(function)(self.put(numbers))
 
     def shapes(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
         """The shapes of what `init` returns, to restore a checkpoint into."""
-        return jax.eval_shape(self.map(function), numbers)
+        return jax.eval_shape(jax.vmap(function), numbers)
 
     def put(self, tree: Any) -> Any:
         """Puts arrays (count, ...) onto the devices of their seeds."""
-        return jax.device_put(tree, self.sharding)
+        if self._even:
+            return jax.device_put(tree, self.sharding)
+        rows = np.minimum(np.arange(self.share * len(self.devices)), self.count - 1)
+        return jax.device_put(jax.tree.map(lambda x: x[rows], tree), self.sharding)
+
+    def take(self, tree: Any) -> Any:
+        """The arrays (count, ...) of what a compiled function returned."""
+        return tree if self._even else jax.tree.map(lambda x: x[: self.count], tree)
+
+    @property
+    def _even(self) -> bool:
+        return self.share * len(self.devices) == self.count
 
     def compile(
-        self,
-        function: Callable[..., Any],
-        *,
-        shared: int = 0,
-        donate: bool = False,
-        one_by_one: bool = False,
+        self, function: Callable[..., Any], *, shared: int = 0, donate: bool = False
     ) -> Any:
         """`map`, jitted; the results stay on the devices. `donate`: the first argument."""
         return jax.jit(
-            self.map(function, shared=shared, one_by_one=one_by_one),
+            self.map(function, shared=shared),
             out_shardings=self.sharding,
             donate_argnums=(0,) if donate else (),
         )
 
-    def map(
-        self, function: Callable[..., Any], *, shared: int = 0, one_by_one: bool = False
-    ) -> Callable[..., Any]:
+    def map(self, function: Callable[..., Any], *, shared: int = 0) -> Callable[..., Any]:
         """`function` for all seeds.
 
         **Arguments:**
 
         - `function`: of one seed's arrays.
         - `shared`: how many of its last arguments are the same for all seeds.
-        - `one_by_one`: loop over a device's seeds instead of `vmap`. Orthogonal initialisation
-            needs it: two devices that each factorise a batch of matrices wait indefinitely for
-            the same threads (jax 0.10).
         """
-        share = self.count // len(self.devices)
 
         def on_device(*args: Any) -> Any:
             own, common = args[: len(args) - shared], args[len(args) - shared :]
-            if share > 1 and one_by_one:
-                return jax.lax.map(lambda mine: function(*mine, *common), own)
-            if share > 1:
+            if self.share == 1:
+                result = function(*jax.tree.map(lambda x: x[0], own), *common)
+                return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
+            if on_accelerator():
                 axes = (*(0 for _ in own), *(None for _ in common))
                 return jax.vmap(function, axes)(*own, *common)
-            result = function(*jax.tree.map(lambda x: x[0], own), *common)
-            return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
+            return self._one_by_one(lambda *mine: function(*mine, *common), own)
 
         if len(self.devices) == 1:
             return on_device
@@ -92,3 +105,27 @@ class Seeds:
             )(*args)
 
         return sharded
+
+    def _one_by_one(self, function: Callable[..., Any], own: tuple[Any, ...]) -> Any:
+        """`function` of each of a device's seeds; zeros for what only fills the arrays up."""
+        if self._even:
+            return jax.lax.map(lambda mine: function(*mine), own)
+        shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], own))
+        first = jax.lax.axis_index(AXIS) * self.share
+
+        def one(numbered: tuple[Any, Any]) -> Any:
+            i, mine = numbered
+            return jax.lax.cond(
+                first + i < self.count,
+                lambda mine: function(*mine),
+                lambda _: jax.tree.map(_nothing, shapes),
+                mine,
+            )
+
+        return jax.lax.map(one, (jnp.arange(self.share), own))
+
+
+def _nothing(like: jax.ShapeDtypeStruct) -> Any:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)

@@ -220,7 +220,7 @@ def train(
     trainer = Trainer(config)
     with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
         run.log(f"started: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
-        seeds = Seeds(config.seeds)
+        seeds = Seeds(config.seeds, uneven=True)
         state = seeds.init(trainer.init, config.seed_numbers)
         _train_loop(run, trainer, seeds, state, quiet=quiet)
     return run
@@ -249,7 +249,7 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
             with contextlib.closing(asynchronous.make_actors(config, ray)) as actors:
                 asynchronous.train(run, config, actors, resumed=True, quiet=quiet)
             return run
-        trainer, seeds = Trainer(config), Seeds(config.seeds)
+        trainer, seeds = Trainer(config), Seeds(config.seeds, uneven=True)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
         init = trainer.init, config.seed_numbers
         saved = restore_latest(run, checkpoints, seeds.shapes(*init))
@@ -316,10 +316,10 @@ def _train_loop(
             check_losses(run, rows, step, checkpoints)
             metrics.write(step, [{**row, "charts/SPS": steps_per_second} for row in rows])
             bar.update(step, steps_per_second, mean_over_seeds(rows))
-            diagnostics.add(step, rows, state.opt_state)
+            diagnostics.add(step, rows, seeds.take(state.opt_state))
             due = done // save_every > (done - updates) // save_every
             if due or done == total or received:
-                checkpoints.save(step, state, mean_over_seeds(rows).get(RETURN))
+                checkpoints.save(step, seeds.take(state), mean_over_seeds(rows).get(RETURN))
             if received and done < total:
                 name = signal.Signals(received[0]).name
                 run.log(f"stopped at step {step} by {name}; all is saved")
