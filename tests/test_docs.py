@@ -356,6 +356,16 @@ def test_performance_is_short_and_says_what_was_measured():
         assert row in page
 
 
+def test_pixels_says_what_was_measured():
+    page = TEXTS["pixels.md"]
+    for row in stored("throughput-pixels.json")["training"]:
+        speed = f"{row['steps_per_second']:,.0f}"
+        assert speed in page, row["name"]
+        if "share_of_product_rate" in row:
+            share = f"{row['share_of_product_rate']:.0%}"
+            assert f"| {row['name']} | {row['parameters']:,} | {speed} | {share} |" in page
+
+
 def test_every_environment_is_on_its_page():
     from agalite.envs import ENVIRONMENTS
 

@@ -6,9 +6,11 @@ Accelerators are faked: the programs are traced and not run.
 import jax
 import jax.numpy as jnp
 import pytest
+from gymnax.environments import spaces
 from jax.extend.core import jaxprs_in_params
 
 from agalite import kernels
+from agalite.networks.encoders import make_encoder
 from agalite.ops import (
     Outer,
     agalite_attention,
@@ -16,6 +18,7 @@ from agalite.ops import (
     linear_attention,
     recurrence,
 )
+from agalite.training.seeds import Seeds
 
 T, H, V, E, W = 96, 2, 3, 2, 5
 K = E * W
@@ -129,3 +132,37 @@ def operations(jaxpr):
         )
         for equation in jaxpr.eqns
     ]
+
+
+def _primitives(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jaxprs_in_params(equation.params):
+            yield from _primitives(inner)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("name", ["atari", "impala", "patch", "symbolic"])
+def test_encoders_on_an_accelerator_are_xlas(name):
+    """All frames at once, by XLA's convolution or product: no loop over time, no custom kernel."""
+    shape = (1345,) if name == "symbolic" else (64, 64, 3)
+    encoder = make_encoder(name, spaces.Box(0, 255, shape, jnp.uint8), key=jax.random.key(0))
+    obs = jax.ShapeDtypeStruct((6, 2, *shape), jnp.uint8)
+    program = jax.make_jaxpr(jax.vmap(encoder.over_time, 1, 1))(obs)
+    found = set(_primitives(program.jaxpr))
+    assert ("conv_general_dilated" in found) == (name != "symbolic")
+    assert not found & {"scan", "while", "convolution_forward", "sparse_forward"}
+
+
+def _seeds_program():
+    program = jax.make_jaxpr(Seeds(3).map(lambda x: x * 2))(jnp.arange(3))
+    return set(_primitives(program.jaxpr))
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_seeds_on_an_accelerator_are_a_batch():
+    assert "scan" not in _seeds_program()
+
+
+def test_seeds_on_a_cpu_run_one_after_another():
+    assert "scan" in _seeds_program()

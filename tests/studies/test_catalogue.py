@@ -24,6 +24,7 @@ NAMES = [
     "tuning-cartpole-again",
     "tuning-tmaze",
     "tuning-tmaze-again",
+    "tuning-encoder",
     "bars-cartpole",
     "bars-tmaze",
     "bars-gym",

@@ -339,8 +339,46 @@ _BASIS = Study(
     },
 )
 
+# Mystery Path's encoders, at the same number of steps.
+_ENCODERS = Study(
+    name="tuning-encoder",
+    title="Sweep: AGaLiTe's encoders of frames in Mystery Path Grid, 2M steps",
+    paper="ours",
+    kind=Training(preset="tuned"),
+    base={"env": "mystery-path-grid", "memory": "agalite"},
+    factors=(
+        Factor("encoder", {name: {"encoder": name} for name in ("patch", "patch-large", "atari")}),
+    ),
+    metrics=(
+        Metric(column="charts/success", name="success, last 200K steps", last_steps=200_000),
+        Metric(
+            column="charts/episodic_return",
+            name="episodic return, last 200K steps",
+            last_steps=200_000,
+        ),
+    ),
+    figures=(LearningCurves(lines="encoder"),),
+    scales={
+        "smoke": Scale(
+            model_size="tiny",
+            settings={
+                "total_timesteps": 64,
+                "num_envs": 2,
+                "num_steps": 16,
+                "agent.num_minibatches": 1,
+                "agent.update_epochs": 1,
+                "log_every": 32,
+                "checkpoint_every": 64,
+            },
+            factors=(Factor("encoder", {"patch": {"encoder": "patch"}}),),
+        ),
+        "cpu": Scale(model_size="small", seeds=3, first_seed=FIRST_SEED, seeds_per_run=1),
+    },
+)
+
 STUDIES = (
     _BASIS,
+    _ENCODERS,
     _study(
         "tuning-cartpole",
         "Sweep: masked CartPole, 100K steps, mostly AGaLiTe",
