@@ -146,8 +146,9 @@ class Resume:
         from agalite.training.run import Run
 
         run = Run.open(self.run_folder)
-        use_devices(self.devices, int(run.config.get("seeds", 1)))
-        if lra.is_lra_run(run):
+        is_lra = lra.is_lra_run(run)
+        use_devices(self.devices, int(run.config.get("seeds", 1)), uneven=not is_lra)
+        if is_lra:
             return lra.resume(self.run_folder)
         from agalite.training.train import resume
 

@@ -48,13 +48,15 @@ def cores() -> int:
     return allowed or 1
 
 
-def use_devices(devices: int | None, seeds: int) -> None:
+def use_devices(devices: int | None, seeds: int, *, uneven: bool = True) -> None:
     """Set the number of CPU devices of JAX, before JAX is initialised.
 
     **Arguments:**
 
     - `devices`: how many; None for one for each core, but no more than `seeds`.
     - `seeds`: how many seeds are trained together.
+    - `uneven`: whether devices may have different numbers of seeds; if not, the largest divisor of
+        `seeds` up to the number of cores.
     """
     import jax
 
@@ -64,7 +66,8 @@ def use_devices(devices: int | None, seeds: int) -> None:
         validation.check_integer("devices", devices, minimum=1)
     elif os.environ.get("JAX_PLATFORMS", "cpu") != "cpu" or seeds == 1:
         return
-    count = devices or min(cores(), seeds)
+    most = min(cores(), seeds)
+    count = devices or (most if uneven else max(n for n in range(1, most + 1) if seeds % n == 0))
     jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -132,3 +132,35 @@ def test_infinities_and_nans_stay_where_they_are():
     x = x.at[1, 4, 4, 0].set(jnp.nan).at[0, 0, 0, 1].set(jnp.inf)
     found, expected = (f(x, w, window) for f in (convolve, xla))
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+
+
+@pytest.mark.parametrize("case", ["odd", "wide"])
+def test_a_gradient_that_is_not_finite_stays_below_its_window(case):
+    window, outputs = CASES[case]
+    x, w, d = arrays(window, outputs, 3)
+    d = d.at[1, 0, 0].set(jnp.nan)
+    found, expected = (jax.vjp(lambda x, f=f: f(x, w, window), x)[1](d)[0] for f in (convolve, xla))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "window", "inputs", "words"),
+    [
+        ((2, 8, 8, 3), "float32", Window((8, 8, 3), 3, 2, (0, 0), 1.0), 27, "multiple of stride=2"),
+        ((2, 8, 7, 3), "float32", Window((8, 8, 3), 3, 1, (0, 0), 1.0), 27, "8, 8, 3"),
+        ((2, 2, 2, 3), "float32", Window((2, 2, 3), 3, 1, (0, 0), 1.0), 27, "at least 3 x 3"),
+        ((2, 8, 8, 3), "float32", Window((8, 8, 3), 3, 1, (0, 0), 1.0), 26, r"\(out, 27\)"),
+        ((2, 8, 8, 3), "int32", Window((8, 8, 3), 3, 1, (0, 0), 1.0), 27, "images are int32"),
+    ],
+)
+def test_what_the_kernels_cannot_read_is_refused(shape, dtype, window, inputs, words):
+    with pytest.raises(ValueError, match=words):
+        convolve(jnp.zeros(shape, dtype), jnp.zeros((4, inputs)), window)
+
+
+def test_no_images():
+    window, outputs = CASES["odd"]
+    x, w, d = arrays(window, outputs, 0)
+    y, back = jax.vjp(lambda x, w: convolve(x, w, window), x, w)
+    assert y.shape == d.shape
+    assert not np.any(back(d)[1])

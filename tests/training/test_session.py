@@ -6,6 +6,7 @@ import time
 import warnings
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -100,9 +101,11 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
 
 def test_observations_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr(session, "available_memory", lambda: 2**30)
-    config = TrainConfig(env="mystery-path-grid", num_envs=256, num_steps=64, seeds=2)
-    # 84 * 84 * 3 bytes, 256 * 64 of them, for two seeds, twice.
-    words = r"16,384 steps and 2 seeds .* 1.3 GiB, and 1.0 GiB .* at most 12,681 steps fit"
+    config = TrainConfig(env="mystery-path-grid", num_envs=256, num_steps=64, seeds=3)
+    Trainer(config)  # one seed after another
+    # 84 * 84 * 3 bytes, 256 * 64 of them, for two seeds at a time, twice.
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    words = r"16,384 steps and 2 seeds at a time .* 1.3 GiB, and 1.0 GiB .* at most 12,681 steps"
     with pytest.raises(ValueError, match=words):
         Trainer(config)
     Trainer(TrainConfig(env="mystery-path-grid", num_envs=128, num_steps=64, seeds=2))

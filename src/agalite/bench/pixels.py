@@ -2,8 +2,8 @@
 
 Mystery Path Grid with the small AGaLiTe and each encoder, as `agalite train` runs it, against the
 machine's rate of float32 matrix products in the same rounds. A frame passes the network once for
-acting and, in every epoch, once forward and twice backward, but for the first layer: pixels need no
-gradient. Craftax Symbolic, where it is
+acting and, in every epoch, once forward and twice backward, but for the first layer, whose pixels
+need no gradient. Craftax Symbolic, where it is
 installed, against its own rate with random actions.
 """
 

@@ -88,7 +88,7 @@ def call(
 ) -> list[jax.Array]:
     """Calls the kernel `name`.
 
-    All arguments and results have one type; `shapes` are the results'.
+    The results have the type of the first argument, and `shapes`.
     """
     reason = _registered()
     if reason is not None:

@@ -1,8 +1,8 @@
 /* A convolution of images and its two gradients.
  *
  * Arrays: images (N, X, Y, C), weights (O, K) with K = kernel * kernel * C, outputs (N, x, y, O). Under
- * one output position lie `kernel` runs of kernel * C numbers, one on each line of the image, so images
- * are multiplied where they are and not copied into patches first. Every loop keeps a tile of sums in
+ * one output position lie `kernel` runs of kernel * C numbers, one on each line of the image. So images
+ * are never copied into patches; bytes and images with padding are copied once. Every loop keeps a tile of sums in
  * registers: some rows (output positions, or weights) times a few vectors.
  */
 
@@ -228,7 +228,7 @@ static void NAME(conv_forward_piece)(void *job_, int64_t index) {
   const conv *c = &job->c;
   const int64_t first = index * job->group;
   const int64_t images = first + job->group < c->images ? job->group : c->images - first;
-  char *room = team_room(ROOM_OF_PIECE, NAME(conv_room)(job, 1));
+  char *room = team_room(ROOM_OF_PIECE, NAME(conv_room)(job, !NAME(conv_in_place)(job)));
   if (!room) {
     atomic_store(&job->failed, 1);
     return;
@@ -248,9 +248,10 @@ static void NAME(conv_forward_piece)(void *job_, int64_t index) {
 
 /* --- gradient of the images ------------------------------------------------------------------- */
 
+/* left: numbers of the run from the tile's first on. */
 CONV_INLINE void NAME(conv_images_tile)(const conv *c, const conv_group *g, const REAL *d,
-                                        const REAL *weights, int64_t row, int64_t at, REAL *out,
-                                        const int vectors) {
+                                        const REAL *weights, int64_t row, int64_t at, int64_t left,
+                                        REAL *out, const int vectors) {
   const int rows = CONV_ROWS(vectors);
   const REAL *x[CONV_MOST_ROWS];
   UNROLLED for (int r = 0; r < rows; r++)
@@ -266,7 +267,12 @@ CONV_INLINE void NAME(conv_images_tile)(const conv *c, const conv_group *g, cons
   UNROLLED for (int r = 0; r < rows; r++) {
     if (row + r >= g->rows) break;
     REAL *to = out + g->starts[row + r] + at;
-    UNROLLED for (int v = 0; v < vectors; v++) AT(to, v) += sums[r][v];
+    UNROLLED for (int v = 0; v < vectors; v++) {
+      if (left >= (v + 1) * LANES)
+        AT(to, v) += sums[r][v];
+      else
+        for (int64_t i = v * LANES; i < left; i++) to[i] += sums[r][v][i - v * LANES];
+    }
   }
 }
 
@@ -275,8 +281,7 @@ static void NAME(conv_images_piece)(void *job_, int64_t index) {
   const conv *c = &job->c;
   const int64_t first = index * job->group;
   const int64_t images = first + job->group < c->images ? job->group : c->images - first;
-  /* The last vector of a run may reach past it, with zeros to add. */
-  const int direct = c->all_size == c->size && c->run == c->wide_run;
+  const int direct = c->all_size == c->size;
   char *room = team_room(ROOM_OF_PIECE, NAME(conv_room)(job, !direct));
   if (!room) {
     atomic_store(&job->failed, 1);
@@ -288,7 +293,7 @@ static void NAME(conv_images_piece)(void *job_, int64_t index) {
   REAL *final = job->out + first * c->size, *out = final;
   if (!direct)
     out = (REAL *)(room + (job->group * c->positions * sizeof(int32_t) + 63) / 64 * 64);
-  memset(out, 0, (images * c->all_size + (direct ? 0 : LANES)) * sizeof(REAL));
+  memset(out, 0, images * c->all_size * sizeof(REAL));
   const int64_t all = c->wide_run / LANES;
   for (int64_t line = 0; line < c->kernel; line++)
     for (int64_t vector = 0, next; vector < all; vector = next) {
@@ -297,7 +302,7 @@ static void NAME(conv_images_piece)(void *job_, int64_t index) {
       const int64_t at = line * c->all_columns * c->channels + vector * LANES;
 #define CONV_CALL(n)                                       \
   for (int64_t row = 0; row < g.rows; row += CONV_ROWS(n)) \
-  NAME(conv_images_tile)(c, &g, d, w, row, at, out, n)
+  NAME(conv_images_tile)(c, &g, d, w, row, at, c->run - vector * LANES, out, n)
       CONV_EACH_VECTORS(next - vector, CONV_CALL);
 #undef CONV_CALL
     }
@@ -332,7 +337,7 @@ static void NAME(conv_weights_piece)(void *job_, int64_t index) {
   conv_job *job = job_;
   const conv *c = &job->c;
   const int64_t begin = c->images * index / job->parts, end = c->images * (index + 1) / job->parts;
-  const size_t images_room = (NAME(conv_room)(job, 1) + 63) / 64 * 64;
+  const size_t images_room = (NAME(conv_room)(job, !NAME(conv_in_place)(job)) + 63) / 64 * 64;
   const int copy = c->outputs != c->wide; /* so that rows of d are whole vectors */
   const size_t d_room = copy ? job->group * c->positions * c->wide * sizeof(REAL) : 0;
   char *room = team_room(ROOM_OF_PIECE, images_room + d_room);
@@ -374,9 +379,10 @@ static void NAME(conv_weights_piece)(void *job_, int64_t index) {
 
 /* --- handlers --------------------------------------------------------------------------------- */
 
-/* Images at a time whose numbers stay in the second cache, at least two hundred positions of them. */
+/* Images at a time: two hundred positions, which fill tiles, and no more than `starts` can count. */
 static int64_t NAME(conv_group_size)(const conv *c, int64_t threads) {
   int64_t group = (200 + c->positions - 1) / c->positions;
+  if (group > INT32_MAX / c->all_size) group = INT32_MAX / c->all_size;
   const int64_t share = (c->images + threads - 1) / threads;
   return group < share ? group : share < 1 ? 1 : share;
 }

@@ -31,7 +31,7 @@ static int64_t NAME(sparse_find)(const REAL *x, int64_t begin, int64_t end, int3
 #else
   for (; i + 16 <= end; i += 16) {
     INTEGER any = 0;
-    for (int j = 0; j < 16; j++) any |= ((const INTEGER *)x)[i + j];
+    for (int j = 0; j < 16; j++) any |= x[i + j] != 0;
     if (!any) continue;
     for (int j = 0; j < 16; j++)
       if (x[i + j] != 0) found[count++] = (int32_t)(i + j);
@@ -118,8 +118,9 @@ static void NAME(sparse_weights_piece)(void *job_, int64_t index) {
 
 /* Inputs whose part of the weight takes half a megabyte. */
 static int64_t NAME(sparse_block)(int64_t inputs, int64_t outputs) {
-  const int64_t block = 524288 / (outputs * (int64_t)sizeof(REAL));
-  return block < 1 ? 1 : block < inputs ? block : inputs;
+  int64_t block = 524288 / ((outputs < 1 ? 1 : outputs) * (int64_t)sizeof(REAL));
+  if (block > inputs) block = inputs;
+  return block < 1 ? 1 : block;
 }
 
 static XLA_FFI_Error *NAME(sparse_failed)(const XLA_FFI_CallFrame *frame) {

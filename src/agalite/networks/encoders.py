@@ -125,6 +125,8 @@ class Convolution(eqx.Module):
         scale: float = 1.0,
         key: PRNGKeyArray,
     ) -> None:
+        if kernel % stride:
+            raise ValueError(f"kernel={kernel} must be a multiple of stride={stride}")
         self.dense = _Patches(kernel * kernel * channels, outputs, key=key)
         self.kernel, self.stride, self.padding, self.scale = kernel, stride, padding, scale
 

@@ -59,7 +59,25 @@ def convolve(
 
     (*rows, x, y, out), of the type of the weights.
     """
+    _check(images, weights, window)
     return _forward.bind(weights, images, window=window)
+
+
+def _check(images: Any, weights: Any, window: Window) -> None:
+    """The kernels trust what they are given."""
+    if window.kernel % window.stride:
+        raise ValueError(
+            f"kernel={window.kernel} must be a multiple of stride={window.stride} in a convolution"
+        )
+    if tuple(images.shape[-3:]) != tuple(window.shape) or min(window.out) < 1:
+        raise ValueError(
+            f"images have shape {images.shape}; expected (..., {', '.join(map(str, window.shape))})"
+            f" with at least {window.kernel} x {window.kernel} pixels, padding included"
+        )
+    if weights.shape[1:] != (window.inputs,):
+        raise ValueError(f"weights have shape {weights.shape}; expected (out, {window.inputs})")
+    if images.dtype not in (jnp.uint8, weights.dtype):
+        raise ValueError(f"images are {images.dtype}; expected uint8 or {weights.dtype}")
 
 
 def _rows(x: Any) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def sparse_matmul(
 ) -> Float[Array, "*rows outputs"]:
     """x w, where x is mostly zeros: fast by custom kernels, and where there are none a `matmul`.
 
-    Zeros are skipped, so that a zero times a weight that is not finite is zero.
+    The kernel may skip zeros: do not rely on what a zero times a weight that is not finite is.
     """
     if not kernels.usable(x, w):
         return matmul(x, w.T)

@@ -28,7 +28,8 @@ class Choices:
     out: Path | None = None
     """Folder of the run; runs/<task>-<memory>-<time> if not given."""
     devices: int | None = None
-    """CPU devices to train the seeds on; if not given, one for each seed, at most one per core."""
+    """CPU devices to train the seeds on, a divisor of their number; if not given, the largest up to
+    the number of cores."""
 
 
 def parse(task: str, words: Sequence[str], prog: str) -> "tuple[Choices, LRAConfig]":
@@ -106,7 +107,7 @@ class _Task:
         """Parses `words` by itself, since the options depend on the memory model."""
         extras.require_training(name)
         choices, config = parse(cls.task, words, name)
-        use_devices(choices.devices, config.seeds)
+        use_devices(choices.devices, config.seeds, uneven=False)
         from agalite.supervised.train import train
         from agalite.training.run import new_folder
 

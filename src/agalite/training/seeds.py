@@ -17,14 +17,15 @@ AXIS = "seeds"
 class Seeds:
     """Runs a function of one seed's arrays for `count` seeds: every array gains a first axis.
 
-    Each device has an equal share of the seeds. On a CPU it runs them one after another, which is
-    faster there than `vmap` and makes every seed's numbers those of a run of its own.
+    The seeds are shared among the devices. A CPU runs its share one after another, which is faster
+    there than `vmap`, with which an accelerator runs it.
 
     **Arguments:**
 
     - `count`: how many seeds.
     - `uneven`: use devices also when they do not divide the seeds. The arrays are then filled up to
-        equal shares, and `take` cuts them to `count`. What fills them up is not trained on a CPU.
+        equal shares, and `take` cuts them to `count`. What fills them up is trained on accelerators
+        only, and dropped.
     """
 
     def __init__(self, count: int, *, uneven: bool = False) -> None:

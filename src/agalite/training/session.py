@@ -51,7 +51,8 @@ def enable_compilation_cache() -> None:
 def check_memory(config: Config, observation_space: Any) -> None:
     """Refuses an update whose observations alone do not fit into memory, before compiling it.
 
-    They are held twice: as the rollout and as the sequences that are learned from.
+    They are held twice: as the rollout and as the sequences that are learned from; of several seeds
+    by as many as there are devices (`Seeds`).
 
     **Arguments:**
 
@@ -62,10 +63,11 @@ def check_memory(config: Config, observation_space: Any) -> None:
     if available is None or jax.default_backend() != "cpu":
         return
     one = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
-    needed = 2 * one * config.steps_per_update * config.num_seeds
+    together = min(config.num_seeds, jax.local_device_count())
+    needed = 2 * one * config.steps_per_update * together
     if needed > available:
-        seeds = f" and {config.num_seeds} seeds" if config.num_seeds > 1 else ""
-        fitting = available // (2 * one * config.num_seeds)
+        seeds = f" and {together} seeds at a time" if together > 1 else ""
+        fitting = available // (2 * one * together)
         raise ValueError(
             f"an update of {config.steps_per_update:,} steps{seeds} holds observations of "
             f"{needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB of memory are available; "

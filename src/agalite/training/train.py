@@ -316,7 +316,7 @@ def _train_loop(
             check_losses(run, rows, step, checkpoints)
             metrics.write(step, [{**row, "charts/SPS": steps_per_second} for row in rows])
             bar.update(step, steps_per_second, mean_over_seeds(rows))
-            diagnostics.add(step, rows, seeds.take(state.opt_state))
+            diagnostics.add(step, rows, state.opt_state)
             due = done // save_every > (done - updates) // save_every
             if due or done == total or received:
                 checkpoints.save(step, seeds.take(state), mean_over_seeds(rows).get(RETURN))
