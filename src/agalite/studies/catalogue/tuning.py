@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from agalite.studies.catalogue import cartpole, tmaze
+from agalite.studies.catalogue import cartpole, mystery_path, tmaze
 from agalite.studies.declaration import (
     Factor,
     LearningCurves,
@@ -361,15 +361,7 @@ _ENCODERS = Study(
     scales={
         "smoke": Scale(
             model_size="tiny",
-            settings={
-                "total_timesteps": 64,
-                "num_envs": 2,
-                "num_steps": 16,
-                "agent.num_minibatches": 1,
-                "agent.update_epochs": 1,
-                "log_every": 32,
-                "checkpoint_every": 64,
-            },
+            settings=mystery_path.SMOKE,
             factors=(Factor("encoder", {"patch": {"encoder": "patch"}}),),
         ),
         "cpu": Scale(model_size="small", seeds=3, first_seed=FIRST_SEED, seeds_per_run=1),
