@@ -164,6 +164,10 @@ def test_seeds_are_shared_out_without_a_gap(tmp_path):
     study = measured_study(scales={"smoke": Scale(seeds=7, seeds_per_run=3)})
     trials = expand(study, "smoke", tmp_path, ["r=1"])
     assert [(t.first_seed, t.seeds) for t in trials] == [(0, 3), (3, 3), (6, 1)]
+    one = expand(study, "smoke", tmp_path, ["r=1", "seed=4"])
+    assert [t.name for t in one] == ["r=1,seed=3-5"], "the run that trains this seed"
+    with pytest.raises(ValueError, match="choose one of: 0, 1, 2, 3, 4, 5, 6"):
+        expand(study, "smoke", tmp_path, ["seed=7"])
     assert [t.name for t in trials] == ["r=1,seed=0-2", "r=1,seed=3-5", "r=1,seed=6"]
 
 

@@ -64,7 +64,11 @@ def records(path):
 
 
 def sessions(folder):
-    """For each `wandb.init`, in order: the W&B run, its (step, metrics), its exit code."""
+    """For each `wandb.init`, in order: the W&B run, its (step, metrics), its exit code.
+
+    W&B's process may write the end of a file after `finish` has returned, so it must end first.
+    """
+    wandb.teardown()
     out = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         run, history, code = None, [], None
@@ -131,7 +135,9 @@ def test_a_server_that_cannot_be_reached_is_a_warning(run, monkeypatch):
     wandb.teardown()
     monkeypatch.setenv("WANDB_MODE", "offline")
     MetricsWriter(run, 2, 99, quiet=True).close()
-    for _, history, _ in sessions(run.folder):
+    found = sessions(run.folder)
+    assert len(found) == 2
+    for _, history, _ in found:
         assert [step for step, _ in history] == list(range(100))
 
 

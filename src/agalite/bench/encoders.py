@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from agalite import kernels
+from agalite.bench.programs import equations
 from agalite.bench.report import at_least
 from agalite.bench.timing import Program, compile_program, interleave
 from agalite.networks.encoders import AtariConv, Encoder, ImpalaResNet, PatchEncoder
@@ -82,18 +83,10 @@ def product_sizes(encoder: Encoder, shape: tuple[int, ...]) -> list[tuple[int, i
         image = jax.ShapeDtypeStruct((1, *shape[2:]), jnp.uint8)
         program = jax.make_jaxpr(lambda x: encoder.over_time(x))(image)
     found = []
-
-    def look(jaxpr: Any) -> None:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "row_product":
-                outputs, inputs = eqn.invars[1].aval.shape
-                found.append((frames * eqn.outvars[0].aval.size // outputs, inputs, outputs))
-            for value in eqn.params.values():
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    look(inner)
-
-    look(program.jaxpr)
+    for eqn in equations(program.jaxpr):
+        if eqn.primitive.name == "row_product":
+            outputs, inputs = eqn.invars[1].aval.shape
+            found.append((frames * eqn.outvars[0].aval.size // outputs, inputs, outputs))
     return found
 
 

@@ -3,8 +3,7 @@
 Mystery Path Grid with the small AGaLiTe and each encoder, as `agalite train` runs it, against the
 machine's rate of float32 matrix products in the same rounds. A frame passes the network once for
 acting and, in every epoch, once forward and twice backward, but for the first layer, whose pixels
-need no gradient. Craftax Symbolic, where it is
-installed, against its own rate with random actions.
+need no gradient. Craftax Symbolic, where it is installed, against its own rate with random actions.
 """
 
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
 from rich.console import Console
 
 from agalite.agents.ppo import PPO
 from agalite.bench.environments import random_rollout
+from agalite.bench.programs import equations
 from agalite.bench.report import at_least, show_targets
 from agalite.bench.timing import Program, compile_program, interleave, progress_bar
 from agalite.bench.training import (
@@ -115,28 +114,18 @@ def forward_flops(trainer: Trainer) -> tuple[int, int]:
     obs = jax.ShapeDtypeStruct(space.shape, space.dtype)
     program = jax.make_jaxpr(lambda encoder, obs: encoder(obs))(encoder, obs)
     inside = sum(x.size for x in jax.tree.leaves(encoder) if hasattr(x, "size"))
-    products = _product_flops(program.jaxpr)
+    products = [n for n in map(_product_flops, equations(program.jaxpr)) if n]
     return sum(products) + 2 * (trainer.parameter_count - inside), products[0]
 
 
-def _product_flops(jaxpr: Jaxpr) -> list[int]:
-    """Of each matrix product in a program and in its inner programs."""
-    found = []
-    for eqn in jaxpr.eqns:
-        out: Any = eqn.outvars[0].aval if eqn.outvars else None
-        # Rows (..., n) by a weight: `ops.matmul`, `ops.sparse`, whose zeros count.
-        if eqn.primitive.name in ("row_product", "sparse_forward"):
-            rows: Any = eqn.invars[0].aval
-            found.append(2 * out.size * rows.shape[-1])
-        elif eqn.primitive.name == "convolution_forward":  # `ops.convolution`
-            found.append(2 * out.size * eqn.params["window"].inputs)
-        for inner in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                found += eqn.params.get("length", 1) * _product_flops(inner)
-    return found
+def _product_flops(eqn: Any) -> int:
+    """Of the matrix product that an equation is; 0 for others."""
+    # Rows (..., n) by a weight: `ops.matmul`, `ops.sparse`, whose zeros count.
+    if eqn.primitive.name in ("row_product", "sparse_forward"):
+        return 2 * eqn.outvars[0].aval.size * eqn.invars[0].aval.shape[-1]
+    if eqn.primitive.name == "convolution_forward":  # `ops.convolution`
+        return 2 * eqn.outvars[0].aval.size * eqn.params["window"].inputs
+    return 0
 
 
 def _row(p: Program, product: Program, trainer: Trainer) -> dict[str, Any]:

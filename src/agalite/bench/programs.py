@@ -9,7 +9,7 @@ else. A sequence, or a batch of streams, must multiply by every weight.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -201,3 +201,16 @@ def _fit(x: Array, width: int) -> Array:
     while x.shape[1] < width:
         x = jnp.concatenate([x, x], axis=1)
     return x[:, :width]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a program and of its inner programs, those of a loop as often as it runs."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        inner = jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        )
+        for program in (getattr(x, "jaxpr", x) for x in inner):
+            if hasattr(program, "eqns"):
+                for _ in range(eqn.params.get("length", 1)):
+                    yield from equations(program)

@@ -351,8 +351,8 @@ class ImpalaResNet(ImageEncoder):
     def _pictures(self, images: Shaped[Array, "*rows X Y C"]) -> Float[Array, "*rows M"]:
         for stage in self.stages:
             # For the gradient all but convolutions by kernels is computed again: everything would
-            # be 2 MB for an image of 64 x 64. A function of its own for every trace, because JAX
-            # keeps traces, and kernels may be switched off for the next one.
+            # be 2 MB for an image of 64 x 64. The lambda is new in every trace: JAX would reuse the
+            # trace of a named function even after kernels were switched off.
             run = jax.checkpoint(lambda s, x: s(x), policy=_saves_convolutions)
             images = run(stage, images)
         return _one_vector(relu(images))

@@ -5,12 +5,13 @@ out that way, time first, every step of the loop is one contiguous block. JAX's 
 the batch as an extra axis in front of time and copy it out of the way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import custom_batching
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Array
@@ -76,6 +77,44 @@ _placed.def_impl(_same)
 _placed.def_abstract_eval(_same)
 mlir.register_lowering(_placed, mlir.lower_fun(_same, multiple_results=False))
 batching.primitive_batchers[_placed] = _place
+
+
+def one_by_one(primitive: Primitive, args: Any, axes: Any, **params: Any) -> tuple[Any, int]:
+    """A batching rule: one call of `primitive` after another, for a batch of weights."""
+    size = next(x.shape[a] for x, a in zip(args, axes, strict=True) if a is not None)
+
+    def one(i: Array) -> Any:
+        taken = (
+            x if a is None else jax.lax.dynamic_index_in_dim(x, i, a, keepdims=False)
+            for x, a in zip(args, axes, strict=True)
+        )
+        return primitive.bind(*taken, **params)
+
+    return jax.lax.map(one, jnp.arange(size)), 0
+
+
+def kernel_primitive(
+    name: str,
+    shape: Callable[..., tuple[int, ...]],
+    call: Callable[..., Array],
+    params: Sequence[str] = (),
+) -> Primitive:
+    """A primitive that is a custom kernel, for CPUs only.
+
+    **Arguments:**
+
+    - `name`: of the primitive.
+    - `shape`: of the result, from the arguments; its type is the first one's.
+    - `call`: calls the kernel; like `shape`, with the parameters by keyword.
+    - `params`: the names of the parameters.
+    """
+    made = Primitive(name)
+    made.def_impl(jax.jit(call, static_argnames=tuple(params)))
+    made.def_abstract_eval(
+        lambda *args, **params: ShapedArray(shape(*args, **params), args[0].dtype)
+    )
+    mlir.register_lowering(made, mlir.lower_fun(call, multiple_results=False), platform="cpu")
+    return made
 
 
 def pad_time(inputs: Any, size: int) -> tuple[Any, int]:

@@ -8,15 +8,13 @@ gradients are bilinear, and the gradient of each is one of the other two.
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jaxtyping import Array, Float, Shaped
 
 from agalite import kernels
+from agalite.ops._batching import kernel_primitive, one_by_one
 
 
 class Window(NamedTuple):
@@ -103,8 +101,8 @@ def _call(name: str, shape: tuple[int, ...], x: Array, y: Array, window: Window)
     return out
 
 
-def _forward_shape(weights: Any, images: Any, *, window: Window) -> ShapedArray:
-    return ShapedArray((*_rows(images), *window.out, weights.shape[0]), weights.dtype)
+def _forward_shape(weights: Any, images: Any, *, window: Window) -> tuple[int, ...]:
+    return (*_rows(images), *window.out, weights.shape[0])
 
 
 def _forward_call(weights: Array, images: Array, *, window: Window) -> Array:
@@ -114,8 +112,8 @@ def _forward_call(weights: Array, images: Array, *, window: Window) -> Array:
     return out.reshape(*_rows(images), *shape[1:])
 
 
-def _images_shape(weights: Any, d: Any, *, window: Window) -> ShapedArray:
-    return ShapedArray((*_rows(d), *window.shape), weights.dtype)
+def _images_shape(_: Any, d: Any, *, window: Window) -> tuple[int, ...]:
+    return (*_rows(d), *window.shape)
 
 
 def _images_call(weights: Array, d: Array, *, window: Window) -> Array:
@@ -124,8 +122,8 @@ def _images_call(weights: Array, d: Array, *, window: Window) -> Array:
     return _call("images", shape, weights, flat, window).reshape(*_rows(d), *window.shape)
 
 
-def _weights_shape(d: Any, _: Any, *, window: Window) -> ShapedArray:
-    return ShapedArray((d.shape[-1], window.inputs), d.dtype)
+def _weights_shape(d: Any, _: Any, *, window: Window) -> tuple[int, ...]:
+    return (d.shape[-1], window.inputs)
 
 
 def _weights_call(d: Array, images: Array, *, window: Window) -> Array:
@@ -136,37 +134,16 @@ def _batch_rows(primitive: Primitive, args: Any, axes: Any, *, window: Window) -
     """A batch of images or of d is more rows; a batch of weights is one call after another."""
     (weights, x), (weights_axis, axis) = args, axes
     if weights_axis is not None:
-        return _one_by_one(primitive, args, axes, window)
+        return one_by_one(primitive, args, axes, window=window)
     # Among the rows, wherever it is: no copy.
     axis_now = min(axis, x.ndim - 4)
     x = jnp.moveaxis(x, axis, axis_now)
     return primitive.bind(weights, x, window=window), axis_now
 
 
-def _one_by_one(primitive: Primitive, args: Any, axes: Any, window: Window) -> tuple[Any, int]:
-    size = next(x.shape[a] for x, a in zip(args, axes, strict=True) if a is not None)
-
-    def one(i: Array) -> Any:
-        taken = (
-            x if a is None else lax.dynamic_index_in_dim(x, i, a, keepdims=False)
-            for x, a in zip(args, axes, strict=True)
-        )
-        return primitive.bind(*taken, window=window)
-
-    return lax.map(one, jnp.arange(size)), 0
-
-
-def _primitive(name: str, shape: Any, call: Any) -> Primitive:
-    made = Primitive(f"convolution_{name}")
-    made.def_impl(jax.jit(call, static_argnames="window"))
-    made.def_abstract_eval(shape)
-    mlir.register_lowering(made, mlir.lower_fun(call, multiple_results=False), platform="cpu")
-    return made
-
-
-_forward = _primitive("forward", _forward_shape, _forward_call)
-_images = _primitive("images", _images_shape, _images_call)
-_weights = _primitive("weights", _weights_shape, _weights_call)
+_forward = kernel_primitive("convolution_forward", _forward_shape, _forward_call, ["window"])
+_images = kernel_primitive("convolution_images", _images_shape, _images_call, ["window"])
+_weights = kernel_primitive("convolution_weights", _weights_shape, _weights_call, ["window"])
 
 
 def _gradient(primitive: Primitive, *order: int) -> Any:
@@ -184,6 +161,4 @@ ad.defbilinear(_images, _gradient(_weights, 2, 0), _gradient(_forward, 1, 0))
 ad.defbilinear(_weights, _gradient(_forward, 0, 2), _gradient(_images, 0, 1))
 batching.primitive_batchers[_forward] = partial(_batch_rows, _forward)
 batching.primitive_batchers[_images] = partial(_batch_rows, _images)
-batching.primitive_batchers[_weights] = lambda args, axes, *, window: _one_by_one(
-    _weights, args, axes, window
-)
+batching.primitive_batchers[_weights] = partial(one_by_one, _weights)

@@ -8,15 +8,12 @@ primitive for the reason given in `matmul.py`.
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jaxtyping import Array, Float
 
 from agalite import kernels
+from agalite.ops._batching import kernel_primitive, one_by_one
 from agalite.ops.matmul import matmul
 
 
@@ -47,36 +44,23 @@ def _weights_call(x: Array, d: Array) -> Array:
     return kernels.call("sparse_weights", [shape], _rows(x), _rows(d))[0]
 
 
-def _one_by_one(primitive: Primitive, args: Any, axes: Any) -> tuple[Any, int]:
-    size = next(x.shape[a] for x, a in zip(args, axes, strict=True) if a is not None)
-    full = [
-        jnp.broadcast_to(x, (size, *x.shape)) if a is None else jnp.moveaxis(x, a, 0)
-        for x, a in zip(args, axes, strict=True)
-    ]
-    return lax.map(lambda pair: primitive.bind(*pair), tuple(full)), 0
-
-
 def _batch(args: tuple[Array, Array], axes: tuple[Any, Any]) -> tuple[Any, int]:
     (x, w), (x_axis, w_axis) = args, axes
     if w_axis is not None:
-        return _one_by_one(_forward, args, axes)
+        return one_by_one(_forward, args, axes)
     # A batch is more rows, wherever its axis is among them.
     axis = min(x_axis, x.ndim - 2)
     return _forward.bind(jnp.moveaxis(x, x_axis, axis), w), axis
 
 
-def _primitive(name: str, shape: Any, call: Any) -> Primitive:
-    made = Primitive(name)
-    made.def_impl(jax.jit(call))
-    made.def_abstract_eval(lambda x, y: ShapedArray(shape(x, y), x.dtype))
-    mlir.register_lowering(made, mlir.lower_fun(call, multiple_results=False), platform="cpu")
-    return made
-
-
-_forward = _primitive("sparse_forward", lambda x, w: (*x.shape[:-1], w.shape[1]), _forward_call)
-_weights = _primitive("sparse_weights", lambda x, d: (x.shape[-1], d.shape[-1]), _weights_call)
+_forward = kernel_primitive(
+    "sparse_forward", lambda x, w: (*x.shape[:-1], w.shape[1]), _forward_call
+)
+_weights = kernel_primitive(
+    "sparse_weights", lambda x, d: (x.shape[-1], d.shape[-1]), _weights_call
+)
 ad.defbilinear(_forward, lambda d, _, w: matmul(d, w), lambda d, x, _: _weights.bind(x, d))
 # The gradient of the gradient: w is the cotangent of the result.
 ad.defbilinear(_weights, lambda w, _, d: matmul(d, w), lambda w, x, _: _forward.bind(x, w))
 batching.primitive_batchers[_forward] = _batch
-batching.primitive_batchers[_weights] = partial(_one_by_one, _weights)
+batching.primitive_batchers[_weights] = partial(one_by_one, _weights)

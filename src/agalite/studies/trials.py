@@ -186,8 +186,8 @@ def expand(
 
     - `study`, `scale`: what to run, and how large.
     - `out`: the folder of all studies.
-    - `only`: "factor=label" selects trials. Several labels of one factor are alternatives;
-      several factors must all match.
+    - `only`: "factor=label" selects trials, "seed=0" those that train this seed. Several labels
+      of one factor are alternatives; several factors must all match.
     - `chosen`: settings for each agent, as the report of a sweep writes them (chosen.json).
 
     **Returns:**
@@ -197,6 +197,7 @@ def expand(
     at = study.at(scale)
     factors = study.factors_at(scale)
     wanted = _parse_only(study, scale, only)
+    seeds = {int(seed) for seed in wanted.pop("seed", set())}
     chosen = chosen or {}
     for agent in chosen:
         # Agents of any scale: a choice made at one scale may be tried out at another.
@@ -221,6 +222,8 @@ def expand(
         if isinstance(study.kind, Training) and "total_timesteps" not in settings:
             settings["total_timesteps"] = _steps_of_preset(study.kind, settings)
         trials += _share_seeds(study, scale, out, levels, settings)
+    if seeds:
+        trials = [x for x in trials if seeds & set(range(x.first_seed, x.first_seed + x.seeds))]
     return trials
 
 
@@ -270,7 +273,9 @@ def _share_seeds(
 
 
 def _parse_only(study: Study, scale: str, only: Sequence[str]) -> dict[str, set[str]]:
-    known = study.labels_at(scale)
+    at = study.at(scale)
+    seeds = range(at.first_seed, at.first_seed + at.seeds)
+    known = {**study.labels_at(scale), "seed": [str(seed) for seed in seeds]}
     wanted: dict[str, set[str]] = {}
     for word in only:
         name, equals, label = word.partition("=")
