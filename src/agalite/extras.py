@@ -1,7 +1,10 @@
-"""Optional packages: which a task needs, and the extra that installs them."""
+"""Optional packages: which a task needs, the extra that installs them, and imports put off."""
 
 import importlib.util
+import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 TRAINING = ("optax", "orbax.checkpoint", "tensorboardX", "matplotlib", "gymnax", "gymnasium")
 
@@ -23,6 +26,38 @@ def require(what: str, packages: Sequence[str], extra: str) -> None:
 def require_training(what: str) -> None:
     """Raise `ValueError` unless all that training needs is installed."""
     require(what, TRAINING, "envs,train")
+
+
+class _OnUse(ModuleType):
+    """A module that is executed when one of its names is first asked for.
+
+    `importlib.util.LazyLoader` executes it at the second `import`, before Python 3.12.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        spec = self.__spec__
+        if spec is None or spec.loader is None or (name[:2] == "__" and name != "__all__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        object.__setattr__(self, "__class__", ModuleType)
+        spec.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def import_on_use(name: str) -> None:
+    """Makes every later `import name` cost nothing until the module is used.
+
+    For slow modules that a package imports and hardly ever uses. Nothing happens if the module is
+    imported already or not installed.
+    """
+    spec = importlib.util.find_spec(name) if _installed(name) else None
+    if spec is None or name in sys.modules:
+        return
+    module = importlib.util.module_from_spec(spec)
+    module.__class__ = _OnUse
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
 
 
 def _installed(name: str) -> bool:

@@ -22,7 +22,7 @@ from agalite.bench.flops import (
     ratios,
     truncate,
 )
-from agalite.bench.timing import Program
+from agalite.bench.timing import Program, progress_bar
 from agalite.cli import main
 from agalite.memory import make_memory
 
@@ -138,3 +138,17 @@ def test_bad_options_are_refused(tmp_path, capsys):
     assert "stream=10 must be a whole number >= 1000" in capsys.readouterr().err
     assert main(["bench", "cost", "--out", str(tmp_path / "a/b")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_memory_of_training_for_both_backends(monkeypatch):
+    monkeypatch.setattr(cost, "ENVS", 2)
+    monkeypatch.setattr(cost, "STEPS", 128)
+    size = {"d_model": 16, "layers": 1, "heads": 2, "head_size": 16, "ffn_size": 16}
+    with progress_bar() as progress:
+        rows = cost.training_memory(size, progress)
+    found = {(row["model"], row["backend"]): row["temporary_bytes"] for row in rows}
+    assert len(found) == 6
+    assert found["AGaLiTe", "accelerator"] > found["AGaLiTe", "cpu"], "it keeps all states"
+    assert found["GTrXL-128", "accelerator"] == found["GTrXL-128", "cpu"] > 0
+    # The smallest that a gradient can keep: the inputs of its products.
+    assert found["GaLiTe", "cpu"] > 2 * 128 * 16 * 4

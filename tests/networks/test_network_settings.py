@@ -1,5 +1,7 @@
 """The settings of the network: gains, activation, previous inputs, statistics, critic."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -77,7 +79,8 @@ def test_a_sequence_with_previous_actions_equals_its_steps():
     generator = np.random.default_rng(0)
     obs = generator.normal(size=(6, 5)).astype(np.float32)
     actions = generator.integers(0, 3, 6)
-    model = model.update_statistics(3 * obs[:, None] + 1, 7 * obs[:, :1] + 5)
+    model = model.update_obs_statistics(3 * obs[:, None] + 1)
+    model = model.update_return_statistics(7 * obs[:, :1] + 5)
     inputs = model.inputs(jnp.asarray(obs), jnp.asarray(actions))
     assert isinstance(inputs, Inputs)
     assert inputs.previous_reward is None
@@ -125,11 +128,15 @@ def test_new_statistics_of_returns_leave_values_as_they_were():
     def values(model):
         return eqx.filter_jit(model.scan)(model.initial_state(), obs)[2]
 
-    before = values(model)
-    returns = jnp.asarray(np.random.default_rng(1).normal(50, 20, (8, 2)), jnp.float32)
-    after = model.update_statistics(obs[:, None], returns)
-    np.testing.assert_allclose(after.value_scale, returns.std(), rtol=1e-5)
-    np.testing.assert_allclose(values(after), before, atol=1e-4)
+    small, large = jnp.asarray(
+        np.random.default_rng(1).normal([[[5]], [[50]]], [[[2]], [[20]]], (2, 8, 2)), jnp.float32
+    )
+    first = model.update_return_statistics(small)
+    expected = values(model) * small.std() + small.mean()
+    np.testing.assert_allclose(values(first), expected, rtol=1e-4)  # around the mean return
+    second = first.update_return_statistics(large)
+    np.testing.assert_allclose(second.value_scale, jnp.stack([small, large]).std(), rtol=1e-5)
+    np.testing.assert_allclose(values(second), values(first), atol=1e-4)
 
 
 def test_statistics_are_not_trained_and_are_for_vectors():
@@ -149,3 +156,43 @@ def test_statistics_are_not_trained_and_are_for_vectors():
             norm_obs=True,
             key=jax.random.key(0),
         )
+
+
+@pytest.mark.parametrize("memory", ["agalite", "galite", "gtrxl", "gru"])
+def test_bfloat16_rounds_products_and_nothing_else(memory):
+    options = {"d_model": 16, **({} if memory == "gru" else {"layers": 1, "heads": 2})}
+    make_model = partial(
+        ActorCritic.make, VECTOR, Discrete(3), memory=memory, memory_options=options
+    )
+    exact, rounded = (
+        make_model(precision=name, key=jax.random.key(0)) for name in ("float32", "bfloat16")
+    )
+    obs = jnp.asarray(np.random.default_rng(0).normal(size=(20, 5)), jnp.float32)
+
+    def features(model, obs):
+        return model.scan(model.initial_state(), obs)
+
+    (_, _, found), (_, _, expected) = (eqx.filter_jit(features)(m, obs) for m in (rounded, exact))
+    assert found.dtype == jnp.float32
+    error = float(jnp.abs(found - expected).max() / jnp.abs(expected).max())
+    assert 1e-6 < error < 0.05
+    # A step, which an agent acts with, rounds as the sequence that it learns from.
+    step, state = eqx.filter_jit(rounded.step), rounded.initial_state()
+    assert all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(state))
+    for t in range(20):
+        state, _, value = step(state, obs[t])
+        np.testing.assert_allclose(value, found[t], atol=0.02 * float(jnp.abs(found).max()))
+    gradients = [
+        eqx.filter_jit(eqx.filter_grad(lambda m: features(m, obs)[2].sum()))(m)
+        for m in (rounded, exact)
+    ]
+    one, other = (
+        jnp.concatenate([x.ravel() for x in jax.tree.leaves(g) if x.dtype == jnp.float32])
+        for g in gradients
+    )
+    assert float(one @ other / jnp.linalg.norm(one) / jnp.linalg.norm(other)) > 0.98
+
+
+def test_a_precision_that_does_not_exist():
+    with pytest.raises(ValueError, match="choose one of: bfloat16, float32"):
+        make(precision="float16")

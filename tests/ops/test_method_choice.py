@@ -118,6 +118,14 @@ def test_recurrence_is_associative_on_accelerators_only(monkeypatch):
     assert {recurrence._choose(*size) for size in sizes} == {"associative"}
 
 
+def test_programs_can_be_traced_as_on_an_accelerator(monkeypatch):
+    with kernels.as_on_accelerator():
+        pretended = program("agalite", "auto")
+    assert not same(pretended, program("agalite", "auto"))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert same(pretended, program("agalite", "auto"))
+
+
 def same(a, b):
     """Whether two programs have the same operations. Addresses of functions in them differ."""
     return operations(a.jaxpr) == operations(b.jaxpr)

@@ -8,6 +8,7 @@ length of the stream, eta, r and the width.
 import csv
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from agalite.bench.report import (
     show_paths,
     write_results,
 )
-from agalite.bench.timing import Program, interleave, load_average, progress_bar
+from agalite.bench.timing import Program, compile_program, interleave, load_average, progress_bar
 from agalite.charts import BLUE, GREEN, ORANGE
 from agalite.training.session import enable_compilation_cache
 
@@ -54,6 +55,8 @@ SIZE: dict[str, Any] = {
 }
 _AGALITE, _GALITE, _GTRXL = "AGaLiTe", "GaLiTe", "GTrXL-128, cached"
 _GTRXL_WHOLE = "GTrXL that keeps the whole stream, cached"
+ENVS, STEPS = 8, 256
+"""Of an update in the paper's T-Maze."""
 _COLOURS = {_AGALITE: BLUE, _GALITE: GREEN}
 _STREAM_LENGTHS = (128, 512, 2048, 8192)
 _LAST_STEPS = 100  # before each length, over which AGaLiTe's time is taken
@@ -78,6 +81,7 @@ def run(*, seconds: float, stream: int, quick: bool, out: Path | None) -> None:
     size = SIZE | {"layers": 1} if quick else SIZE
     with progress_bar() as progress:
         compiled = compiled_heads(CLAIMS[:1] if quick else CLAIMS, progress)
+        training = training_memory(size, progress)
         scaling = measure_scaling(
             size, seconds=seconds, stream=stream, quick=quick, progress=progress
         )
@@ -85,6 +89,7 @@ def run(*, seconds: float, stream: int, quick: bool, out: Path | None) -> None:
         "formulas": _formula_rows(),
         "claims": [_claim_row(claim) for claim in CLAIMS],
         "compiled": compiled,
+        "training": training,
         "scaling": scaling,
     }
     show(results)
@@ -179,6 +184,43 @@ def head_cost(name: str, d_model: int, head_size: int, options: dict[str, Any]) 
         "temporary_bytes": programs.temporary_bytes(compiled),
         "state_floats": sum(x.size for x in floats),
     }
+
+
+# --- Memory of training ---------------------------------------------------------------------------
+
+_TRAINED = {
+    _AGALITE: ModelConfig("agalite"),
+    _GALITE: ModelConfig("galite"),
+    "GTrXL-128": ModelConfig("gtrxl", {"memory": 128}),
+}
+
+
+def training_memory(size: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
+    """Memory of a gradient over T-Maze's batch in the paper, `ENVS` sequences of `STEPS`.
+
+    As XLA compiled it for this CPU, with the methods of a CPU and with those of an accelerator,
+    whose compiler may need more or less. What custom kernels allocate for each thread is not in it.
+    Nothing is run.
+    """
+    task = progress.add_task("compiling gradients", total=2 * len(_TRAINED))
+    rows = []
+    for label, config in _TRAINED.items():
+        memory = build(config, size)
+        weights = sum(x.nbytes for x in programs.weight_arrays(memory))
+        for backend in ("cpu", "accelerator"):
+            with nullcontext() if backend == "cpu" else kernels.as_on_accelerator():
+                compiled = compile_program(label, *programs.batch_backward(memory, STEPS, ENVS))
+            rows.append(
+                {
+                    "model": label,
+                    "backend": backend,
+                    "temporary_bytes": compiled.temporary_bytes,
+                    "weights_bytes": weights,
+                }
+            )
+            progress.advance(task)
+    progress.remove_task(task)
+    return rows
 
 
 # --- Time and state as one size grows -------------------------------------------------------------
@@ -295,6 +337,7 @@ def show(results: dict[str, Any]) -> None:
     ):
         console.print(_claim_table(results["claims"], what, title))
     console.print(_compiled_table(results["compiled"]))
+    console.print(_training_table(results["training"]))
     for part in results["scaling"]:
         console.print(_scaling_table(part))
 
@@ -350,6 +393,24 @@ def _compiled_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['bytes_accessed'] / base['bytes_accessed']:.2f}x",
             f"{row['temporary_bytes'] / 1e3:,.1f}",
             f"{row['state_floats']:,}",
+        )
+    return table
+
+
+def _training_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        title=f"Memory of a gradient over {ENVS} sequences of {STEPS} steps, MB, as compiled for "
+        "this CPU",
+    )
+    for column in ("model", "methods of", "activations", "a step", "weights"):
+        table.add_column(column, justify="left" if column in ("model", "methods of") else "right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            row["backend"],
+            f"{row['temporary_bytes'] / 1e6:,.1f}",
+            f"{row['temporary_bytes'] / 1e6 / ENVS / STEPS:.3f}",
+            f"{row['weights_bytes'] / 1e6:,.1f}",
         )
     return table
 

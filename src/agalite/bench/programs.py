@@ -103,6 +103,20 @@ def backward(memory: Memory, steps: int) -> tuple[Any, ...]:
     return jax.grad(loss), weights, memory.initial_state(), *_sequence_inputs(memory, steps)
 
 
+def batch_backward(memory: Memory, steps: int, batch_size: int) -> tuple[Any, ...]:
+    """`backward` of a batch of sequences, and its arguments."""
+    weights, join = _flatten(memory)
+
+    def loss(weights: list[Array], xs: Array, resets: Array) -> Array:
+        model = join(weights)
+        scan = jax.vmap(lambda xs, resets: model.scan(model.initial_state(), xs, resets)[1], 1, 1)
+        return jnp.mean(jnp.square(scan(xs, resets)))
+
+    xs, resets = _sequence_inputs(memory, steps)
+    batch = (jnp.repeat(x[:, None], batch_size, axis=1) for x in (xs, resets))
+    return jax.grad(loss), weights, *batch
+
+
 def read_weights(memory: Memory) -> Program:
     """The bound of one stream: a matrix-vector product with as many weights as the model has."""
     rows = -(-memory.parameter_count // _WIDTH)

@@ -8,9 +8,14 @@ package registers the environments with Gymnasium, where that is installed:
 
 import importlib.util
 
+from agalite import extras
 from agalite.envs.registry import ENVIRONMENTS, EnvSpec, make
 
 __all__ = ["ENVIRONMENTS", "EnvSpec", "make"]
+
+# Gymnax imports both to draw; they take three quarters of the time that importing it does.
+for _name in ("seaborn", "matplotlib.pyplot"):
+    extras.import_on_use(_name)
 
 if importlib.util.find_spec("gymnasium") and importlib.util.find_spec("gymnax"):
     from agalite.envs.gymnasium import register

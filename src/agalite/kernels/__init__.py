@@ -25,7 +25,16 @@ import numpy as np
 from agalite.kernels.build import HANDLERS, Unavailable, load
 from agalite.system import cores
 
-__all__ = ["call", "one_thread", "switched_off", "threads", "usable", "why_not"]
+__all__ = [
+    "as_on_accelerator",
+    "call",
+    "on_accelerator",
+    "one_thread",
+    "switched_off",
+    "threads",
+    "usable",
+    "why_not",
+]
 
 _local = threading.local()
 
@@ -50,9 +59,19 @@ def why_not() -> str | None:
         return f"AGALITE_NATIVE={asked}"
     if getattr(_local, "off", False):
         return "switched off"
-    if jax.default_backend() != "cpu":
+    if on_accelerator():
         return f"the backend is {jax.default_backend()}, not cpu"
     return _registered()
+
+
+def on_accelerator() -> bool:
+    """Whether programs are traced for something else than a CPU."""
+    return jax.default_backend() != "cpu" or getattr(_local, "elsewhere", False)
+
+
+def as_on_accelerator() -> contextlib.AbstractContextManager[None]:
+    """A context in which programs are traced with an accelerator's methods, to look at them."""
+    return _with("elsewhere")
 
 
 def usable(*arrays: Any) -> bool:

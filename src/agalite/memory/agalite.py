@@ -31,6 +31,7 @@ from agalite.ops.agalite import AGaLiTeState, attend, initial_state
 from agalite.ops.agalite.native import step_layers
 from agalite.ops.delta import BASES, Basis, make_basis
 from agalite.ops.features import Outer, feature_width
+from agalite.ops.matmul import in_bfloat16
 from agalite.ops.recurrence import METHODS, Method
 
 
@@ -247,7 +248,7 @@ class AGaLiTe(Stack):
             model = eqx.tree_at(lambda m: m.blocks, self, packed.blocks)
             return model._run_blocks(state, h, resets)
 
-        if h.shape[0] > 1 or not kernels.usable(h, packed.weights):
+        if h.shape[0] > 1 or in_bfloat16() or not kernels.usable(h, packed.weights):
             return unpacked(packed, state, h, resets)
 
         @jax.custom_vjp

@@ -15,6 +15,8 @@ from agalite.networks.encoders import Encoder, VectorEncoder, make_encoder
 from agalite.networks.heads import ActionHead, Distribution, make_action_head, scaled_dense
 from agalite.networks.normalisation import RunningStatistics
 from agalite.ops.activations import relu, tanh
+from agalite.ops.matmul import PRECISIONS
+from agalite.ops.matmul import precision as precision_of_products
 from agalite.ops.resets import broadcast_state
 
 ACTIVATIONS = {"tanh": tanh, "relu": relu}
@@ -61,6 +63,7 @@ class ActorCritic(eqx.Module):
     activation: str = eqx.field(static=True)
     previous_action: bool = eqx.field(static=True)
     previous_reward: bool = eqx.field(static=True)
+    precision: str = eqx.field(static=True)
 
     @classmethod
     def make(
@@ -83,6 +86,7 @@ class ActorCritic(eqx.Module):
         previous_reward: bool = False,
         norm_obs: bool = False,
         norm_return: bool = False,
+        precision: str = "float32",
         key: PRNGKeyArray,
     ) -> "ActorCritic":
         """A new network for an environment.
@@ -102,10 +106,13 @@ class ActorCritic(eqx.Module):
             observation.
         - `norm_obs`: normalise observations by running statistics; vectors only.
         - `norm_return`: normalise the critic's targets by running statistics.
+        - `precision`: of the matrix products of encoder and memory, as for
+            `ops.matmul.precision`; those of actor and critic are float32.
         - `key`: for the initial weights.
         """
         validation.check_integer("hidden_size", hidden_size, minimum=1)
         validation.check_one_of("activation", activation, ACTIVATIONS)
+        validation.check_one_of("precision", precision, PRECISIONS)
         encoder_key, memory_key, hidden_key, actor_key, critic_key = jax.random.split(key, 5)
         encoder_module = make_encoder(
             encoder, observation_space, patch_size=patch_size, key=encoder_key
@@ -149,6 +156,7 @@ class ActorCritic(eqx.Module):
             activation=activation,
             previous_action=previous_action,
             previous_reward=previous_reward,
+            precision=precision,
         )
 
     def initial_state(self, batch: int | None = None) -> Any:
@@ -206,15 +214,16 @@ class ActorCritic(eqx.Module):
         The new memory state, the distribution over actions and the value ().
         """
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], obs)
-        x = self.encode(obs, jnp.asarray(reset)[None])[0]
-        if self.critic_memory is None:
-            state, features = self.memory.step(state, x, reset)
-            policy, values = self._heads(features[None])
-        else:
-            actor_state, features = self.memory.step(state[0], x, reset)
-            critic_state, critic_features = self.critic_memory.step(state[1], x, reset)
-            state = actor_state, critic_state
-            policy, values = self._heads(features[None], critic_features[None])
+        critic_features = None
+        with precision_of_products(self.precision):
+            x = self.encode(obs, jnp.asarray(reset)[None])[0]
+            if self.critic_memory is None:
+                state, features = self.memory.step(state, x, reset)
+            else:
+                actor_state, features = self.memory.step(state[0], x, reset)
+                critic_state, critic_features = self.critic_memory.step(state[1], x, reset)
+                state, critic_features = (actor_state, critic_state), critic_features[None]
+        policy, values = self._heads(features[None], critic_features)
         return state, jax.tree.map(lambda x: x[0], policy), values[0]
 
     def scan(
@@ -237,13 +246,16 @@ class ActorCritic(eqx.Module):
 
         The new memory state, the distributions (T,) and the values (T,).
         """
-        xs = self.encode(obs, resets)
-        if self.critic_memory is None:
-            state, features = self.memory.scan(state, xs, resets)
-            return state, *self._heads(features)
-        actor_state, features = self.memory.scan(state[0], xs, resets)
-        critic_state, critic_features = self.critic_memory.scan(state[1], xs, resets)
-        return (actor_state, critic_state), *self._heads(features, critic_features)
+        critic_features = None
+        with precision_of_products(self.precision):
+            xs = self.encode(obs, resets)
+            if self.critic_memory is None:
+                state, features = self.memory.scan(state, xs, resets)
+            else:
+                actor_state, features = self.memory.scan(state[0], xs, resets)
+                critic_state, critic_features = self.critic_memory.scan(state[1], xs, resets)
+                state = actor_state, critic_state
+        return state, *self._heads(features, critic_features)
 
     def encode(
         self, obs: PyTree[Shaped[Array, "T ..."]], resets: Bool[Array, " T"] | None
@@ -288,29 +300,30 @@ class ActorCritic(eqx.Module):
         """The standard deviation of returns, by which losses divide; 1 without `norm_return`."""
         return 1.0 if self.return_statistics is None else self.return_statistics.std
 
-    def update_statistics(
-        self, obs: PyTree[Shaped[Array, "T B ..."]], returns: Float[Array, "T B"]
-    ) -> "ActorCritic":
-        """The network with the running statistics of one more rollout.
+    def update_obs_statistics(self, obs: PyTree[Shaped[Array, "T B ..."]]) -> "ActorCritic":
+        """The network with the observations of one more rollout in its running statistics."""
+        if (old := self.obs_statistics) is None:
+            return self
+        raw = obs.obs if isinstance(obs, Inputs) else obs
+        samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
+        return eqx.tree_at(lambda m: m.obs_statistics, self, old.update(samples))
 
-        To be called after learning from it: what acted and what learned then agree. The critic's
-        last layer is rescaled, so that values do not change (Pop-Art, van Hasselt et al., 2016).
+    def update_return_statistics(self, returns: Float[Array, "T B"]) -> "ActorCritic":
+        """The network with the returns of one more rollout in its running statistics.
+
+        The critic's last layer is rescaled, so that values do not change (Pop-Art, van Hasselt et
+        al., 2016); but for the first rollout, after which values are around its mean return.
         """
-        model = self
-        if (old := self.obs_statistics) is not None:
-            raw = obs.obs if isinstance(obs, Inputs) else obs
-            samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
-            model = eqx.tree_at(lambda m: m.obs_statistics, model, old.update(samples))
-        if (old := self.return_statistics) is not None:
-            new = old.update(returns.reshape(-1))
-            weight = self.critic.weight * (old.std / new.std)
-            bias = (self.critic.bias * old.std + old.mean - new.mean) / new.std
-            model = eqx.tree_at(
-                lambda m: (m.return_statistics, m.critic.weight, m.critic.bias),
-                model,
-                (new, weight, bias),
-            )
-        return model
+        if (old := self.return_statistics) is None:
+            return self
+        new, first = old.update(returns.reshape(-1)), old.count == 0
+        weight = self.critic.weight * jnp.where(first, 1, old.std / new.std)
+        shifted = (self.critic.bias * old.std + old.mean - new.mean) / new.std
+        return eqx.tree_at(
+            lambda m: (m.return_statistics, m.critic.weight, m.critic.bias),
+            self,
+            (new, weight, jnp.where(first, self.critic.bias, shifted)),
+        )
 
     @property
     def parameter_count(self) -> int:

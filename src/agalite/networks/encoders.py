@@ -19,8 +19,7 @@ from agalite import kernels, validation
 from agalite.memory.layers import Dense
 from agalite.ops.activations import relu
 from agalite.ops.convolution import Window, convolve
-from agalite.ops.matmul import broadcast_like
-from agalite.ops.recurrence import on_accelerator
+from agalite.ops.matmul import broadcast_like, in_bfloat16
 from agalite.ops.sparse import sparse_matmul
 
 WIDE = 1000  # numbers in an observation beyond which "auto" chooses "symbolic"
@@ -176,6 +175,7 @@ class Convolution(eqx.Module):
 
     def _direct(self, image: Array) -> Array:
         weight, s = self.dense.weight, self.stride
+        weight = weight.astype(jnp.bfloat16) if in_bfloat16() else weight
         size = self.kernel // s
         weight = weight.reshape(-1, size, size, s, s, image.shape[-1]).transpose(1, 3, 2, 4, 5, 0)
         out = jax.lax.conv_general_dilated(
@@ -185,15 +185,15 @@ class Convolution(eqx.Module):
             [self._around()] * 2,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return out[0] + self.dense.bias
+        return out[0].astype(self.dense.bias.dtype) + self.dense.bias
 
 
 def _fastest(layers: Any) -> Method:
     """The method for these layers on this machine."""
-    if on_accelerator():
+    if kernels.on_accelerator():
         return "direct"
     weights = (x for x in jax.tree.leaves(layers) if eqx.is_inexact_array(x))
-    return "kernels" if kernels.usable(*weights) else "patches"
+    return "kernels" if kernels.usable(*weights) and not in_bfloat16() else "patches"
 
 
 def _one_vector(images: Float[Array, "*rows x y out"]) -> Float[Array, "*rows M"]:

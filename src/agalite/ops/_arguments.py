@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from agalite import validation
+from agalite import kernels, validation
 from agalite.ops.features import Outer, columns_shape, join_columns
-from agalite.ops.recurrence import METHODS, Method, on_accelerator
+from agalite.ops.recurrence import METHODS, Method
 
 Features = Float[Array, "T H K"] | Outer
 """Keys, queries or gates: an array, or the factors of an outer product."""
@@ -77,7 +77,7 @@ def choose_method(method: Method, v: Float[Array, "T H V"], *, accelerator: Meth
         return method
     if v.shape[0] == 1:
         return "sequential"
-    return accelerator if on_accelerator() else "chunked"
+    return accelerator if kernels.on_accelerator() else "chunked"
 
 
 def kernel_columns(

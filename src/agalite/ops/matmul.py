@@ -8,6 +8,7 @@ weights with a custom kernel (`kernels/product.h`) on all cores.
 It is a JAX primitive, because only a primitive sees the batch before it is differentiated.
 """
 
+import contextlib
 import math
 from functools import partial
 from typing import Any
@@ -74,11 +75,35 @@ def matmul(
 
     (*rows, *outputs).
     """
-    if isinstance(w, TransposedWeight):
-        dtype = jnp.promote_types(x.dtype, w.dtype)
-        return _matmul(x.astype(dtype), w.array.astype(dtype), w.inputs, back=True)
     dtype = jnp.promote_types(x.dtype, w.dtype)
-    return _matmul(x.astype(dtype), w.astype(dtype), outputs, back=False)
+    inside = jnp.dtype(jnp.bfloat16) if in_bfloat16() and dtype == jnp.float32 else dtype
+    if isinstance(w, TransposedWeight):
+        y = _matmul(x.astype(inside), w.array.astype(inside), w.inputs, back=True)
+    else:
+        y = _matmul(x.astype(inside), w.astype(inside), outputs, back=False)
+    return y.astype(dtype)
+
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+def precision(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A context in which products are traced with this precision, one of `PRECISIONS`.
+
+    With "bfloat16" what a `matmul` reads and writes is rounded, forwards and backwards, and so is
+    what is kept for the gradient. Sums over time and everything else stay float32: a gate that is
+    almost one would be one in bfloat16. JAX's own setting is used, by which it also tells traces
+    apart that it keeps.
+    """
+    if name == "float32":
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(name)
+
+
+def in_bfloat16() -> bool:
+    """Whether programs are traced within `precision("bfloat16")`."""
+    config: Any = jax.config
+    return config.jax_default_matmul_precision == "bfloat16"
 
 
 def _matmul(x: Array, w: Array, outputs: int, *, back: bool) -> Array:

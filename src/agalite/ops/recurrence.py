@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from agalite import validation
+from agalite import kernels, validation
 
 Method = Literal["auto", "sequential", "associative", "chunked"]
 METHODS = ("auto", "sequential", "associative", "chunked")
@@ -21,10 +21,6 @@ METHODS = ("auto", "sequential", "associative", "chunked")
 # An iteration of a loop costs a few microseconds whatever its size. Below this many elements per
 # step that dominates, and running chunks side by side is worth its second pass.
 _NARROW = 512
-
-
-def on_accelerator() -> bool:
-    return jax.default_backend() != "cpu"
 
 
 def linear_recurrence(
@@ -65,7 +61,7 @@ def linear_recurrence(
 
 
 def _choose(steps: int, width: int) -> Method:
-    if on_accelerator():
+    if kernels.on_accelerator():
         return "associative"
     return "chunked" if width <= _NARROW and steps >= 256 else "sequential"
 

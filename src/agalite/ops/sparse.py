@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from agalite import kernels
 from agalite.ops._batching import kernel_primitive, one_by_one
-from agalite.ops.matmul import matmul
+from agalite.ops.matmul import in_bfloat16, matmul
 
 
 def sparse_matmul(
@@ -24,7 +24,7 @@ def sparse_matmul(
 
     The kernel may skip zeros: do not rely on what a zero times a weight that is not finite is.
     """
-    if not kernels.usable(x, w):
+    if in_bfloat16() or not kernels.usable(x, w):
         return matmul(x, w.T)
     return _forward.bind(x, w)
 

@@ -19,6 +19,7 @@ from agalite.agents.ppo import PPO
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
 from agalite.networks.actor_critic import ACTIVATIONS
+from agalite.ops.matmul import PRECISIONS
 
 AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
 
@@ -102,6 +103,8 @@ class CommonSettings:
     patch-large."""
     patch_size: int | None = None
     """Side of a patch in pixels, which divides those of the frame; None: at most 12."""
+    precision: str = "float32"
+    """Matrix products of encoder and memory: float32, or bfloat16, which is for accelerators."""
     seed: int = 0
     """Random seed (the first one, if several are trained)."""
     log_every: int = 20_000
@@ -180,6 +183,7 @@ class Config(CommonSettings, UpdateSchedule):
         for name in ("separate_critic", "previous_action", "previous_reward", "norm_obs"):
             validation.check_boolean(name, getattr(self, name))
         validation.check_one_of("activation", self.activation, ACTIVATIONS)
+        validation.check_one_of("precision", self.precision, PRECISIONS)
         validation.check_integer("seed", self.seed, minimum=0)
         if self.seq_len is not None:
             validation.check_integer("seq_len", self.seq_len, minimum=1)
@@ -244,7 +248,7 @@ _NETWORK_FIELDS = (
     *("memory", "memory_options", "encoder", "patch_size", "separate_critic"),
     *("hidden_size", "hidden_gain", "activation", "actor_gain", "log_std_init"),
     "critic_gain",
-    *("previous_action", "previous_reward", "norm_obs"),
+    *("previous_action", "previous_reward", "norm_obs", "precision"),
 )
 
 # Fields of configurations of agalite before its first release.

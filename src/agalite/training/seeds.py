@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import UInt32
 
-from agalite.ops.recurrence import on_accelerator
+from agalite import kernels
 
 AXIS = "seeds"
 
@@ -88,7 +88,7 @@ class Seeds:
             if self.share == 1:
                 result = function(*jax.tree.map(lambda x: x[0], own), *common)
                 return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
-            if on_accelerator():
+            if kernels.on_accelerator():
                 axes = (*(0 for _ in own), *(None for _ in common))
                 return jax.vmap(function, axes)(*own, *common)
             return self._one_by_one(lambda *mine: function(*mine, *common), own)
