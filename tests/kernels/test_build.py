@@ -42,7 +42,7 @@ def test_without_a_compiler_everything_still_runs(monkeypatch):
     reason = r"there is no C compiler \(gcc, clang, or: pip install 'agalite\[native\]'\)"
     with pytest.raises(build.Unavailable, match=reason) as error:
         build.load()
-    monkeypatch.setattr(kernels, "_registered", lambda: str(error.value))
+    monkeypatch.setattr(kernels, "_registered", lambda _: str(error.value))
     assert kernels.why_not() == str(error.value)
     memory = random_memory("agalite", 2, layers=1, d_model=4, heads=1, head_size=3, ffn_size=4)
     assert not memory.has_step_kernel
@@ -68,22 +68,41 @@ def test_a_compiler_that_fails_says_what_it_said(tmp_path, monkeypatch):
     broken.chmod(0o755)
     monkeypatch.setattr(build, "compilers", lambda: [[str(broken)], [str(tmp_path / "absent")]])
     with pytest.raises(build.Unavailable, match=r"no luck today.*absent"):
-        build.load(tmp_path / "cache")
+        build.load(folder=tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())  # nothing half-built stays behind
 
 
 def test_a_compiler_that_does_nothing_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compilers", lambda: [["true"]])
     with pytest.raises(build.Unavailable, match="true"):
-        build.load(tmp_path)
+        build.load(folder=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_each_type_has_a_library_that_is_built_when_it_is_used(tmp_path):
+    code = """
+        import jax, jax.numpy as jnp
+        from agalite import kernels
+        from agalite.kernels.build import cache_folder
+        jax.config.update("jax_enable_x64", True)
+        kernels.build_ahead()
+        assert kernels.usable(jnp.ones(2, jnp.float32))  # waits for it
+        print(len(list(cache_folder().iterdir())))
+        assert not kernels.usable(jnp.ones(2, jnp.bfloat16))
+        for dtype in (jnp.float32, jnp.float64):
+            x, w = jnp.full((1, 3), 2, dtype), jnp.ones((2, 3), dtype)
+            (y,) = kernels.call("product", [(1, 2)], x, w)
+            assert y.dtype == dtype and (y == 6).all()
+            print(len(list(cache_folder().iterdir())))
+    """
+    assert python(code, XDG_CACHE_HOME=str(tmp_path)).split() == ["1", "1", "2"]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """The shared library as the first compiler builds it."""
     folder = tmp_path_factory.mktemp("kernels")
-    build.load(folder)
+    build.load(folder=folder)
     (path,) = folder.iterdir()
     return path
 
@@ -93,7 +112,7 @@ def copied(library, monkeypatch):
     """Instead of compiling, copies the library: the list of what was built."""
     built = []
 
-    def copy(command, name):
+    def copy(command, _, name):
         built.append(command)
         shutil.copy(library, name)
 
@@ -106,23 +125,23 @@ def test_a_damaged_file_is_built_again(damage, library, copied, tmp_path):
     """Loading it would end the process, and every one after it."""
     path = tmp_path / library.name
     path.write_bytes(damage(library.read_bytes()))
-    build.load(tmp_path)
+    build.load(folder=tmp_path)
     assert len(copied) == 1
     (path,) = tmp_path.iterdir()
     assert path.read_bytes() == library.read_bytes()
-    build.load(tmp_path)
+    build.load(folder=tmp_path)
     assert len(copied) == 1  # the second time it is there
 
 
 def test_where_nothing_can_be_kept_they_are_built_all_the_same(copied, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    library = build.load(tmp_path / "file" / "agalite")
+    library = build.load(folder=tmp_path / "file" / "agalite")
     assert library.agalite_product
     assert len(copied) == 1
 
 
 def test_calling_one_that_is_not_there_says_why(monkeypatch):
-    monkeypatch.setattr(kernels, "_registered", lambda: "there is no C compiler")
+    monkeypatch.setattr(kernels, "_registered", lambda _: "there is no C compiler")
     with pytest.raises(build.Unavailable, match="product is not available: there is no C compiler"):
         kernels.call("product", [(1, 2)], jnp.ones((1, 3)), jnp.ones((2, 3)))
 
@@ -134,10 +153,11 @@ def test_calling_one_that_is_not_there_says_why(monkeypatch):
         for c in build.compilers()
     ],
 )
-def test_compilers_give_no_warning(command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("bits", [32, 64])
+def test_compilers_give_no_warning(command, bits, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-Wall", "-Wextra", "-Werror"))
     monkeypatch.setattr(build, "compilers", lambda: [command])
-    library = build.load(tmp_path)
+    library = build.load(bits, tmp_path)
     for name in build.HANDLERS:
         assert getattr(library, f"agalite_{name}")
 

@@ -79,8 +79,7 @@ def test_a_sequence_with_previous_actions_equals_its_steps():
     generator = np.random.default_rng(0)
     obs = generator.normal(size=(6, 5)).astype(np.float32)
     actions = generator.integers(0, 3, 6)
-    model = model.update_obs_statistics(3 * obs[:, None] + 1)
-    model = model.update_return_statistics(7 * obs[:, :1] + 5)
+    model = model.update_statistics(3 * obs[:, None] + 1, 7 * obs[:, :1] + 5)
     inputs = model.inputs(jnp.asarray(obs), jnp.asarray(actions))
     assert isinstance(inputs, Inputs)
     assert inputs.previous_reward is None
@@ -128,15 +127,11 @@ def test_new_statistics_of_returns_leave_values_as_they_were():
     def values(model):
         return eqx.filter_jit(model.scan)(model.initial_state(), obs)[2]
 
-    small, large = jnp.asarray(
-        np.random.default_rng(1).normal([[[5]], [[50]]], [[[2]], [[20]]], (2, 8, 2)), jnp.float32
-    )
-    first = model.update_return_statistics(small)
-    expected = values(model) * small.std() + small.mean()
-    np.testing.assert_allclose(values(first), expected, rtol=1e-4)  # around the mean return
-    second = first.update_return_statistics(large)
-    np.testing.assert_allclose(second.value_scale, jnp.stack([small, large]).std(), rtol=1e-5)
-    np.testing.assert_allclose(values(second), values(first), atol=1e-4)
+    before = values(model)
+    returns = jnp.asarray(np.random.default_rng(1).normal(50, 20, (8, 2)), jnp.float32)
+    after = model.update_statistics(obs[:, None], returns)
+    np.testing.assert_allclose(after.value_scale, returns.std(), rtol=1e-5)
+    np.testing.assert_allclose(values(after), before, atol=1e-4)
 
 
 def test_statistics_are_not_trained_and_are_for_vectors():

@@ -99,13 +99,13 @@ class Agent:
         """
         if self.reward_scale != 1:
             rollout = rollout._replace(rewards=self.reward_scale * rollout.rewards)
-        model = model.update_return_statistics(self._advantages(rollout) + rollout.values)
+        # The statistics follow after learning, so that the policy that learns starts as the one
+        # that acted.
+        returns = self._advantages(rollout) + rollout.values
         model, opt_state, metrics = self._learn(
             model, optimizer, opt_state, rollout, initial_states, seq_len, key, remaining
         )
-        # Those of observations follow after learning, so that the policy that learns starts as the
-        # one that acted.
-        return model.update_obs_statistics(rollout.obs), opt_state, metrics
+        return model.update_statistics(rollout.obs, returns), opt_state, metrics
 
     def _learn(
         self,

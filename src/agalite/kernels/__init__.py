@@ -27,6 +27,7 @@ from agalite.system import cores
 
 __all__ = [
     "as_on_accelerator",
+    "build_ahead",
     "call",
     "on_accelerator",
     "one_thread",
@@ -39,21 +40,44 @@ __all__ = [
 _local = threading.local()
 
 
-@cache
-def _registered() -> str | None:
+_BITS = {jnp.dtype("float32"): 32, jnp.dtype("float64"): 64}
+_building = {bits: threading.Lock() for bits in _BITS.values()}
+
+
+def _registered(bits: int) -> str | None:
     """Builds, loads and registers the kernels. Returns the reason if that is not possible."""
+    with _building[bits]:
+        return _register(bits)
+
+
+@cache
+def _register(bits: int) -> str | None:
     try:
-        library = load()
+        library = load(bits)
     except Unavailable as error:
         return str(error)
     for name in HANDLERS:
         capsule = jax.ffi.pycapsule(getattr(library, f"agalite_{name}"))
-        jax.ffi.register_ffi_target(f"agalite_{name}", capsule, platform="cpu")
+        jax.ffi.register_ffi_target(f"agalite_{name}_f{bits}", capsule, platform="cpu")
     return None
 
 
-def why_not() -> str | None:
-    """The reason why the kernels are not used; None if they are."""
+def build_ahead() -> None:
+    """Builds the kernels of float32, if they are not there, in a thread."""
+    if why_not(built=False) is None:
+        threading.Thread(
+            target=_registered, args=(32,), name="agalite kernels", daemon=True
+        ).start()
+
+
+def why_not(*, bits: int = 32, built: bool = True) -> str | None:
+    """The reason why the kernels are not used; None if they are.
+
+    **Arguments:**
+
+    - `bits`: 32 for those of float32, 64 for those of float64.
+    - `built`: build them, if necessary.
+    """
     asked = os.environ.get("AGALITE_NATIVE", "")
     if asked.lower() in ("0", "false", "off", "no"):
         return f"AGALITE_NATIVE={asked}"
@@ -61,7 +85,7 @@ def why_not() -> str | None:
         return "switched off"
     if on_accelerator():
         return f"the backend is {jax.default_backend()}, not cpu"
-    return _registered()
+    return _registered(bits) if built else None
 
 
 def on_accelerator() -> bool:
@@ -77,9 +101,8 @@ def as_on_accelerator() -> contextlib.AbstractContextManager[None]:
 def usable(*arrays: Any) -> bool:
     """Whether kernels can be called on these arrays: all float32, or all float64."""
     kinds = {jnp.dtype(x.dtype) for x in arrays}
-    return (
-        len(kinds) == 1 and kinds <= {jnp.dtype("float32"), jnp.dtype("float64")} and not why_not()
-    )
+    bits = _BITS.get(kinds.pop()) if len(kinds) == 1 else None
+    return bits is not None and why_not(bits=bits) is None
 
 
 def switched_off() -> contextlib.AbstractContextManager[None]:
@@ -109,7 +132,8 @@ def call(
 
     The results have the type of the first argument, and `shapes`.
     """
-    reason = _registered()
+    bits = _BITS[jnp.dtype(args[0].dtype)]
+    reason = _registered(bits)
     if reason is not None:
         raise Unavailable(f"the kernel {name} is not available: {reason}")
     results = [jax.ShapeDtypeStruct(shape, args[0].dtype) for shape in shapes]
@@ -117,7 +141,7 @@ def call(
         key: np.float64(value) if isinstance(value, float) else np.int64(value)
         for key, value in attributes.items()
     }
-    kernel: Any = jax.ffi.ffi_call(f"agalite_{name}", results)
+    kernel: Any = jax.ffi.ffi_call(f"agalite_{name}_f{bits}", results)
     return list(kernel(*args, threads=np.int64(threads()), **typed))
 
 

@@ -1,4 +1,4 @@
-/* Everything that is written once and compiled for each type; kernels.c defines REAL and NAME. */
+/* All kernels, for the type that kernels.c defines as REAL. */
 
 #include "real.h"
 #include "columns.h"

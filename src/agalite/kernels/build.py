@@ -1,6 +1,6 @@
-"""Builds the C sources into a shared library, once, and loads it.
+"""Builds the C sources into a shared library for each type of numbers, once, and loads it.
 
-The library is built on first use for the present processor and kept in the user's cache folder. Its
+A library is built on first use for the present processor and kept in the user's cache folder. Its
 name is a digest of the sources, the compiler and the processor.
 """
 
@@ -61,8 +61,14 @@ def compilers() -> list[list[str]]:
     return found
 
 
-def load(folder: Path | None = None) -> ctypes.CDLL:
-    """Loads the library from `folder` (default: the user's cache); builds it if necessary."""
+def load(bits: int = 32, folder: Path | None = None) -> ctypes.CDLL:
+    """Loads the library, or builds it first.
+
+    **Arguments:**
+
+    - `bits`: 32 for the kernels of float32, 64 for those of float64.
+    - `folder`: where libraries are kept; None is the user's cache.
+    """
     if sys.platform == "win32":
         raise Unavailable("the kernels are written for Linux and macOS")
     commands = compilers()
@@ -72,7 +78,7 @@ def load(folder: Path | None = None) -> ctypes.CDLL:
     complaints = []
     for command in commands:
         try:
-            return _opened(_found(command, folder) or _built(command, folder))
+            return _opened(_found(command, bits, folder) or _built(command, bits, folder))
         except (OSError, subprocess.SubprocessError, Unavailable) as error:
             complaints.append(f"{' '.join(command)}: {error}")
     raise Unavailable("no C compiler could build them: " + "; ".join(complaints))
@@ -91,11 +97,11 @@ def cache_folder() -> Path:
     return Path(base) / "agalite" / "native"
 
 
-def _fingerprint(command: list[str]) -> str:
+def _fingerprint(command: list[str], bits: int) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
-    digest.update(repr((command, _FLAGS, jax.__version__, _processor())).encode())
+    digest.update(repr((command, bits, _FLAGS, jax.__version__, _processor())).encode())
     return digest.hexdigest()[:20]
 
 
@@ -109,9 +115,9 @@ def _processor() -> str:
     return "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _found(command: list[str], folder: Path) -> Path | None:
+def _found(command: list[str], bits: int, folder: Path) -> Path | None:
     """An existing library, if its digest is right: loading a damaged file would end the process."""
-    for path in folder.glob(f"kernels-{_fingerprint(command)}-*.so"):
+    for path in folder.glob(f"kernels-{_fingerprint(command, bits)}-*.so"):
         if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
             return path
         with contextlib.suppress(OSError):
@@ -119,7 +125,7 @@ def _found(command: list[str], folder: Path) -> Path | None:
     return None
 
 
-def _built(command: list[str], folder: Path) -> Path:
+def _built(command: list[str], bits: int, folder: Path) -> Path:
     """Compiles into a temporary file and renames it: other processes may build at the same time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,20 +136,24 @@ def _built(command: list[str], folder: Path) -> Path:
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     os.close(handle)
     try:
-        _compile(command, name)
+        _compile(command, bits, name)
         _opened(Path(name))  # fails if the compiler wrote nothing
         content = Path(name).read_bytes()
-        path = folder / f"kernels-{_fingerprint(command)}-{_digest(content)}.so"
+        path = folder / f"kernels-{_fingerprint(command, bits)}-{_digest(content)}.so"
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
     return path
 
 
-def _compile(command: list[str], name: str) -> None:
-    line = [*command, *_FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCES / "kernels.c"), "-lm"]
+def _compile(command: list[str], bits: int, name: str) -> None:
+    line = [*command, *_FLAGS, f"-DREAL_BITS={bits}", f"-I{jax.ffi.include_dir()}"]
     done = subprocess.run(
-        [*line, "-o", name], capture_output=True, text=True, timeout=_SECONDS, check=False
+        [*line, str(SOURCES / "kernels.c"), "-lm", "-o", name],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
     )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if "error" in line]

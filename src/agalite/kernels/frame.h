@@ -14,7 +14,7 @@ static inline XLA_FFI_Buffer *result(const XLA_FFI_CallFrame *frame, int i) {
   return (XLA_FFI_Buffer *)frame->rets.rets[i];
 }
 
-static const void *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
+static inline const void *attribute(const XLA_FFI_CallFrame *frame, const char *name) {
   for (int64_t i = 0; i < frame->attrs.size; i++) {
     const XLA_FFI_ByteSpan *span = frame->attrs.names[i];
     if (span->len != strlen(name) || memcmp(span->ptr, name, span->len)) continue;
@@ -35,7 +35,7 @@ static inline double number(const XLA_FFI_CallFrame *frame, const char *name) {
   return value ? *value : 0;
 }
 
-static XLA_FFI_Error *failure(const XLA_FFI_CallFrame *frame, const char *message) {
+static inline XLA_FFI_Error *failure(const XLA_FFI_CallFrame *frame, const char *message) {
   XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
                                     .message = message,
                                     .errc = XLA_FFI_Error_Code_INVALID_ARGUMENT};
@@ -43,7 +43,7 @@ static XLA_FFI_Error *failure(const XLA_FFI_CallFrame *frame, const char *messag
 }
 
 /* XLA asks every handler once which version of the interface it was built for. */
-static int asks_for_version(const XLA_FFI_CallFrame *frame) {
+static inline int asks_for_version(const XLA_FFI_CallFrame *frame) {
   XLA_FFI_Extension_Base *extension = frame->extension_start;
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
@@ -52,16 +52,14 @@ static int asks_for_version(const XLA_FFI_CallFrame *frame) {
   return 1;
 }
 
-/* A handler `name` that runs name_f32 or name_f64 by the type of its first argument. */
-#define HANDLER(name)                                                                   \
-  __attribute__((visibility("default"))) XLA_FFI_Error *agalite_##name(                 \
-      XLA_FFI_CallFrame *frame) {                                                       \
-    if (asks_for_version(frame)) return NULL;                                           \
-    switch (argument(frame, 0)->dtype) {                                                \
-      case XLA_FFI_DataType_F32: return name##_f32(frame);                              \
-      case XLA_FFI_DataType_F64: return name##_f64(frame);                              \
-      default: return failure(frame, "agalite_" #name ": neither float32 nor float64"); \
-    }                                                                                   \
+/* A handler that XLA calls, of the kernel of that name. */
+#define HANDLER(name)                                                       \
+  __attribute__((visibility("default"))) XLA_FFI_Error *agalite_##name(     \
+      XLA_FFI_CallFrame *frame) {                                           \
+    if (asks_for_version(frame)) return NULL;                               \
+    if (argument(frame, 0)->dtype != REAL_TYPE)                             \
+      return failure(frame, "agalite_" #name ": built for another type");   \
+    return NAME(name)(frame);                                               \
   }
 
 #endif

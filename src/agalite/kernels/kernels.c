@@ -24,20 +24,18 @@
 enum { WIDE_Q, WIDE_K, WIDE_GAMMA, NARROW_Q, NARROW_K, NARROW_GAMMA, FACTORS };
 #define IS_GAMMA(factor) ((factor) == WIDE_GAMMA || (factor) == NARROW_GAMMA)
 
+/* build.py makes a library for each type. */
+#if REAL_BITS == 32
 #define REAL float
-#define REAL_BITS 32
 #define INTEGER int32_t
 #define NAME(x) x##_f32
-#include "all.h"
-#undef REAL
-#undef REAL_BITS
-#undef INTEGER
-#undef NAME
-
+#define REAL_TYPE XLA_FFI_DataType_F32
+#else
 #define REAL double
-#define REAL_BITS 64
 #define INTEGER int64_t
 #define NAME(x) x##_f64
+#define REAL_TYPE XLA_FFI_DataType_F64
+#endif
 #include "all.h"
 
 HANDLER(product)

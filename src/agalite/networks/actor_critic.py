@@ -300,30 +300,29 @@ class ActorCritic(eqx.Module):
         """The standard deviation of returns, by which losses divide; 1 without `norm_return`."""
         return 1.0 if self.return_statistics is None else self.return_statistics.std
 
-    def update_obs_statistics(self, obs: PyTree[Shaped[Array, "T B ..."]]) -> "ActorCritic":
-        """The network with the observations of one more rollout in its running statistics."""
-        if (old := self.obs_statistics) is None:
-            return self
-        raw = obs.obs if isinstance(obs, Inputs) else obs
-        samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
-        return eqx.tree_at(lambda m: m.obs_statistics, self, old.update(samples))
+    def update_statistics(
+        self, obs: PyTree[Shaped[Array, "T B ..."]], returns: Float[Array, "T B"]
+    ) -> "ActorCritic":
+        """The network with the running statistics of one more rollout.
 
-    def update_return_statistics(self, returns: Float[Array, "T B"]) -> "ActorCritic":
-        """The network with the returns of one more rollout in its running statistics.
-
-        The critic's last layer is rescaled, so that values do not change (Pop-Art, van Hasselt et
-        al., 2016); but for the first rollout, after which values are around its mean return.
+        To be called after learning from it: what acted and what learned then agree. The critic's
+        last layer is rescaled, so that values do not change (Pop-Art, van Hasselt et al., 2016).
         """
-        if (old := self.return_statistics) is None:
-            return self
-        new, first = old.update(returns.reshape(-1)), old.count == 0
-        weight = self.critic.weight * jnp.where(first, 1, old.std / new.std)
-        shifted = (self.critic.bias * old.std + old.mean - new.mean) / new.std
-        return eqx.tree_at(
-            lambda m: (m.return_statistics, m.critic.weight, m.critic.bias),
-            self,
-            (new, weight, jnp.where(first, self.critic.bias, shifted)),
-        )
+        model = self
+        if (old := self.obs_statistics) is not None:
+            raw = obs.obs if isinstance(obs, Inputs) else obs
+            samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
+            model = eqx.tree_at(lambda m: m.obs_statistics, model, old.update(samples))
+        if (old := self.return_statistics) is not None:
+            new = old.update(returns.reshape(-1))
+            weight = self.critic.weight * (old.std / new.std)
+            bias = (self.critic.bias * old.std + old.mean - new.mean) / new.std
+            model = eqx.tree_at(
+                lambda m: (m.return_statistics, m.critic.weight, m.critic.bias),
+                model,
+                (new, weight, bias),
+            )
+        return model
 
     @property
     def parameter_count(self) -> int:

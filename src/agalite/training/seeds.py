@@ -42,8 +42,14 @@ class Seeds:
         self.sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def init(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
-        """function(seed) for each of `numbers`."""
-        return self.compile(function)(self.put(numbers))
+        """function(seed) for each of `numbers`.
+
+        It runs once, so its program is not optimised, which is half of the time to compile it.
+        """
+        # LLVM's effort; other compilers do not know the option.
+        options = None if kernels.on_accelerator() else {"xla_backend_optimization_level": 0}
+        program = jax.jit(self.map(function), out_shardings=self.sharding, compiler_options=options)
+        return program(self.put(numbers))
 
     def shapes(self, function: Callable[..., Any], numbers: UInt32[np.ndarray, " seeds"]) -> Any:
         """The shapes of what `init` returns, to restore a checkpoint into."""

@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from agalite import kernels
 from agalite.agents import rollout
 from agalite.agents.base import Metrics
 from agalite.agents.rollout import Episodes, RunnerState
@@ -210,6 +211,7 @@ def train(
         check_wandb()
     _check_ray(config, ray)
     enable_compilation_cache()
+    kernels.build_ahead()
     if isinstance(config, HostConfig):
         with (
             contextlib.closing(asynchronous.make_actors(config, ray)) as actors,
