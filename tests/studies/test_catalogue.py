@@ -25,6 +25,7 @@ NAMES = [
     "tuning-tmaze",
     "tuning-tmaze-again",
     "tuning-encoder",
+    "tuning-precision",
     "bars-cartpole",
     "bars-tmaze",
     "bars-gym",

@@ -405,4 +405,13 @@ STUDIES = (
         tmaze.TUNED_SMOKE,
         seeds=4,
     ),
+    _study(
+        "tuning-precision",
+        "Products in float32 and in bfloat16: AGaLiTe in T-Maze, a corridor of 100, 300K steps",
+        {"env": "tmaze", "env_options.corridor": 100, "total_timesteps": 300_000},
+        {name: {"precision": name} for name in ("float32", "bfloat16")},
+        tmaze.SUCCESS,
+        tmaze.TUNED_SMOKE,
+        seeds=4,
+    ),
 )
