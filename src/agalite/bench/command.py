@@ -110,6 +110,26 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Time a small run from the command to its first update, with empty and with full caches."""
+
+    rounds: int = 3
+    """How often."""
+    out: Path | None = None
+    """Also write the measurements to this JSON file."""
+
+    def run(self) -> None:
+        extras.require_training("agalite bench start")
+        from agalite import files, validation
+        from agalite.bench import start
+
+        validation.check_integer("rounds", self.rounds, minimum=1)
+        if self.out is not None:
+            files.check_writable("out", self.out)
+        start.run(rounds=self.rounds, out=self.out)
+
+
+@dataclass(frozen=True)
 class Compare:
     """Compare two result files of one benchmark: the changes and their noise."""
 
@@ -145,6 +165,7 @@ COMMANDS = {
     "throughput": Throughput,
     "latency": Latency,
     "cost": Cost,
+    "start": Start,
     "compare": Compare,
     "history": History,
 }
