@@ -44,6 +44,22 @@ import sys
 import agalite.envs.tmaze
 print(*(name in sys.modules for name in ("gymnax", "pandas", "scipy.stats")))
 import matplotlib, matplotlib.pyplot as plt, seaborn
-print(matplotlib.pyplot is plt, callable(plt.figure), callable(seaborn.lineplot))
+print(seaborn.__version__ > "0", "figure" in dir(plt), callable(seaborn.lineplot))
+print(matplotlib.pyplot is plt)
 """
-    assert run(code, tmp_path) == ["True", "False", "False", "True", "True", "True"]
+    assert run(code, tmp_path) == ["True", "False", "False", "True", "True", "True", "True"]
+
+
+def test_a_module_that_cannot_be_imported_says_why_every_time(tmp_path):
+    (tmp_path / "broken.py").write_text("import not_there_at_all\n")
+    code = """
+from agalite import extras
+extras.import_on_use("broken")
+import broken
+for _ in range(2):
+    try:
+        broken.x
+    except ModuleNotFoundError as error:
+        print(error.name)
+"""
+    assert run(code, tmp_path) == ["not_there_at_all"] * 2

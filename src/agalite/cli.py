@@ -348,6 +348,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "agalite bench latency": ("agalite bench latency --quick",),
     "agalite bench cost": ("agalite bench cost --quick",),
+    "agalite bench start": ("agalite bench start --rounds 1",),
     "agalite bench compare": ("agalite bench compare before.json after.json",),
     "agalite bench history": ("agalite bench history results/throughput-*.json",),
     "agalite completion": (

@@ -2,7 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -35,12 +36,31 @@ class _OnUse(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        spec = self.__spec__
-        if spec is None or spec.loader is None or (name[:2] == "__" and name != "__all__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        object.__setattr__(self, "__class__", ModuleType)
-        spec.loader.exec_module(self)
+        if name == "__path__":  # importlib asks for it; a package has it already
+            raise AttributeError(f"module {self.__name__!r} is not a package")
+        _execute(self)
         return getattr(self, name)
+
+    def __dir__(self) -> Iterable[str]:
+        _execute(self)
+        return dir(self)
+
+
+_executing = threading.RLock()
+
+
+def _execute(module: ModuleType) -> None:
+    """Executes a module, unless another thread has; after an error it is as if never imported."""
+    spec = module.__spec__
+    with _executing:
+        if not isinstance(module, _OnUse) or spec is None or spec.loader is None:
+            return
+        object.__setattr__(module, "__class__", ModuleType)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            object.__setattr__(module, "__class__", _OnUse)
+            raise
 
 
 def import_on_use(name: str) -> None:

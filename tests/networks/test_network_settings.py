@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from agalite.bench.programs import equations
+from agalite.memory import make_memory
 from agalite.networks.actor_critic import ActorCritic, Inputs
 from agalite.networks.normalisation import RunningStatistics
+from agalite.ops.matmul import precision
 
 VECTOR = Box(-1.0, 1.0, (5,), np.float32)
 GRU = {"d_model": 6, "hidden_size": 7}
@@ -186,6 +189,34 @@ def test_bfloat16_rounds_products_and_nothing_else(memory):
         for g in gradients
     )
     assert float(one @ other / jnp.linalg.norm(one) / jnp.linalg.norm(other)) > 0.98
+
+
+@pytest.mark.parametrize("memory", ["agalite", "galite", "gru", "lstm"])
+def test_bfloat16_products_backwards(memory):
+    """The memories' own rules of gradients are traced outside of the context of the precision."""
+    size = {"d_model": 12} if memory in ("gru", "lstm") else {"d_model": 12, "layers": 1}
+    model = make_memory(memory, 5, **size)
+    weights, rest = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss(weights):
+        model = eqx.combine(weights, rest)
+        with precision("bfloat16"):
+            _, ys = model.scan(model.initial_state(), jnp.ones((20, 5)))
+        return ys.sum()
+
+    program = jax.make_jaxpr(jax.grad(loss))(weights)
+    products = [e for e in equations(program.jaxpr) if e.primitive.name == "row_product"]
+    assert len(products) > 4
+    assert {x.aval.dtype for e in products for x in e.invars} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_jax_own_setting_is_not_the_networks_precision():
+    model = make()
+    with jax.default_matmul_precision("bfloat16"):
+        program = jax.make_jaxpr(lambda x: model.scan(model.initial_state(), x)[2])(
+            jnp.ones((4, 5))
+        )
+    assert "bf16" not in str(program)
 
 
 def test_a_precision_that_does_not_exist():

@@ -8,6 +8,7 @@ of metrics.
 import contextlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -102,7 +103,6 @@ def _child() -> None:
     begin = float(sys.argv[1])
     import jax.monitoring
 
-    from agalite.cli import main
     from agalite.training import logging, train  # noqa: F401 (part of the time of imports)
 
     parts = dict.fromkeys(_CLOCKS, 0.0)
@@ -124,9 +124,12 @@ def _child() -> None:
         mock.patch.object(logging.MetricsWriter, "write", first_row),
         contextlib.redirect_stdout(sys.stderr),
     ):
-        code = main(sys.argv[2:])
-    if code:
-        raise SystemExit(code)
+        sys.argv = ["agalite", *sys.argv[2:]]
+        try:
+            runpy.run_module("agalite", run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
     print(json.dumps(parts))
 
 

@@ -5,6 +5,7 @@ if both agree (`verify`).
 """
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def export_model(
 
     **Arguments:**
 
-    - `model`: the agent.
+    - `model`: the agent; the products of one in bfloat16 are written in float32.
     - `spaces`: the environment's spaces of observations and of actions.
     - `onnx`, `stablehlo`: the files to write.
     - `batch_size`: agents that act together, the first axis of all inputs and outputs.
@@ -63,6 +64,8 @@ def export_model(
     The files that were written.
     """
     formats = check_arguments(onnx, stablehlo, batch_size, tolerance)
+    # Other programs run the file on a CPU, where ONNX Runtime has no products in bfloat16.
+    model = dataclasses.replace(model, precision="float32")
     step = make_step(model, spaces[0].dtype, batch_size)
     metadata = describe(step, model.actor, spaces, config or {}, at_step)
     return [

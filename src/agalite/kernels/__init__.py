@@ -84,7 +84,8 @@ def why_not(*, bits: int = 32, built: bool = True) -> str | None:
     if getattr(_local, "off", False):
         return "switched off"
     if on_accelerator():
-        return f"the backend is {jax.default_backend()}, not cpu"
+        backend = jax.default_backend()
+        return f"the backend is {'an accelerator' if backend == 'cpu' else backend}, not cpu"
     return _registered(bits) if built else None
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -129,6 +130,9 @@ def _built(command: list[str], bits: int, folder: Path) -> Path:
     """Compiles into a temporary file and renames it: other processes may build at the same time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("building-*"):  # of a process that ended while it built
+            if time.time() - old.stat().st_mtime > 10 * _SECONDS:
+                old.unlink(missing_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     except OSError:  # the folder cannot be written: build for this process only
         folder = Path(tempfile.mkdtemp(prefix="agalite-"))

@@ -10,6 +10,8 @@ It is a JAX primitive, because only a primitive sees the batch before it is diff
 
 import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -85,25 +87,34 @@ def matmul(
 
 
 PRECISIONS = ("float32", "bfloat16")
+_precision: ContextVar[str] = ContextVar("agalite_precision", default="float32")
 
 
-def precision(name: str) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
     """A context in which products are traced with this precision, one of `PRECISIONS`.
 
     With "bfloat16" what a `matmul` reads and writes is rounded, forwards and backwards, and so is
     what is kept for the gradient. Sums over time and everything else stay float32: a gate that is
-    almost one would be one in bfloat16. JAX's own setting is used, by which it also tells traces
-    apart that it keeps.
+    almost one would be one in bfloat16.
     """
-    if name == "float32":
-        return contextlib.nullcontext()
-    return jax.default_matmul_precision(name)
+    before = _precision.set(name)
+    try:
+        # JAX keeps traces, and tells them apart by a setting of its own.
+        with jax.default_matmul_precision(name) if name != "float32" else contextlib.nullcontext():
+            yield
+    finally:
+        _precision.reset(before)
+
+
+def current_precision() -> str:
+    """The precision with which programs are traced here."""
+    return _precision.get()
 
 
 def in_bfloat16() -> bool:
     """Whether programs are traced within `precision("bfloat16")`."""
-    config: Any = jax.config
-    return config.jax_default_matmul_precision == "bfloat16"
+    return _precision.get() == "bfloat16"
 
 
 def _matmul(x: Array, w: Array, outputs: int, *, back: bool) -> Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from agalite.ops.matmul import matmul
+from agalite.ops.matmul import current_precision, matmul, precision
 from agalite.ops.resets import reset_state
 
 # cell(from_input (G,), from_hidden (G,), state) -> state; the hidden vector is state[0].
@@ -51,20 +51,25 @@ def run_cell(
     before = lax.stop_gradient(jax.vmap(reset_state)(before, resets))
     from_hidden = matmul(before[0], weight) + bias
     known = (states, before, lax.stop_gradient(weight), resets)
-    return _through_time(cell, known, from_hidden, inputs, start)
+    return _through_time(cell, current_precision(), known, from_hidden, inputs, start)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _through_time(_cell: Cell, known: Any, *_differentiable: Any) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _through_time(_cell: Cell, _precision: str, known: Any, *_differentiable: Any) -> Any:
     """The states, with a gradient for from_hidden (T, G), inputs (T, G) and start."""
     return known[0]
 
 
-def _fwd(_cell: Cell, known: Any, *differentiable: Any) -> tuple[Any, Any]:
+def _fwd(_cell: Cell, _precision: str, known: Any, *differentiable: Any) -> tuple[Any, Any]:
     return known[0], (known, *differentiable)
 
 
-def _bwd(cell: Cell, saved: Any, dstates: Any):
+def _bwd(cell: Cell, precision_forwards: str, saved: Any, dstates: Any):
+    with precision(precision_forwards):  # the rule is traced later, outside of that context
+        return _backwards(cell, saved, dstates)
+
+
+def _backwards(cell: Cell, saved: Any, dstates: Any):
     (_, before, weight, resets), from_hidden, inputs, start = saved
     back = lax.optimization_barrier(weight.T)  # one copy, instead of a transpose at every step
 

@@ -66,7 +66,8 @@ class Run:
     out: Path = Path("studies")
     """Folder of all studies."""
     only: tuple[str, ...] = ()
-    """Run only trials with these levels: --only agent=gru agent=agalite corridor=20 seed=0."""
+    """Run only trials with these levels: --only agent=gru agent=agalite corridor=20. seed=0 selects
+    the runs that train this seed, some of which train others too."""
     chosen: Path | None = None
     """The chosen.json of a sweep's report, with settings for each agent."""
 
