@@ -1,7 +1,7 @@
 """`agalite bench throughput --async`: asynchronous training against synchronous training.
 
-The environment's step takes 5 ms and hardly any CPU (`sleep_env`). The agent is AGaLiTe at the
-paper's T-Maze size with the preset of `agalite train gym:ID`. Both ways use the same actors, the
+The environment's step takes 5 ms and hardly any CPU (`sleep_env`). The agent is AGaLiTe with the
+preset of `agalite train gym:ID`. Both ways use the same actors, the
 same learner and the same processes; synchronously the actors wait while the learner computes. The
 two are interleaved in one process.
 

@@ -202,6 +202,9 @@ TUNED: dict[str, dict[str, Any]] = {
     "mystery-path": {
         "agent": PPO(adam_eps=1e-8),
         "num_envs": 32,
+        # It learned no less than the Atari network in as many steps, and is five times as fast
+        # (study tuning-encoder).
+        "encoder": "patch",
         "total_timesteps": 2_000_000,
     },
     "craftax": {"num_envs": 64, "total_timesteps": 1_000_000},
