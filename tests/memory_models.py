@@ -8,6 +8,7 @@ from agalite.memory import make_memory
 
 SMALL = {"d_model": 6, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 5}
 INPUT = 3
+DIAGONAL = {"d_model": 6, "layers": 1, "ffn_size": 5, "hidden_size": 4}
 
 # One row for each model, with all tests. The rows of OTHERS differ in an option.
 QUICK = {
@@ -18,6 +19,14 @@ QUICK = {
     "gtrxl": ("gtrxl", SMALL | {"memory": 5}),
     "gru": ("gru", {"d_model": 6, "hidden_size": 7}),
     "lstm": ("lstm", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
+    "lru": ("lru", DIAGONAL),
+    "s5": ("s5", DIAGONAL | {"blocks": 2}),
+    "rtu": ("rtu", DIAGONAL),
+    "mingru": ("mingru", DIAGONAL),
+    "mlstm": ("mlstm", SMALL),
+    "deltanet": ("deltanet", SMALL | {"d_conv": 3}),
+    "mamba2": ("mamba2", SMALL | {"d_state": 5}),
+    "ffm": ("ffm", SMALL | {"head_size": 2, "contexts": 3}),
     "feedforward": ("feedforward", {"d_model": 6, "layers": 1, "ffn_size": 5}),
 }
 OTHERS = {
@@ -36,7 +45,16 @@ OTHERS = {
     "linear outer": ("linear", SMALL | {"feature": "outer", "eta": 3}),
     "gtrxl no cache": ("gtrxl", SMALL | {"layers": 2, "memory": 4, "cache": False}),
     "gtrxl memory 1": ("gtrxl", SMALL | {"memory": 1}),
+    "mlstm exp": ("mlstm", SMALL | {"forget_gate": "exp", "horizon": (2, 50)}),
+    "deltanet without convolution": ("deltanet", SMALL | {"d_conv": 1, "horizon": (2, 50)}),
+    "mamba2 horizon": ("mamba2", SMALL | {"d_state": 3, "d_conv": 2, "horizon": (2, 50)}),
+    "ffm associative": ("ffm", SMALL | {"method": "associative", "horizon": (2, 50)}),
     "gru without embedding": ("gru", {"hidden_size": 7, "embedding": False}),
+    "lru horizon": ("lru", DIAGONAL | {"layers": 2, "horizon": (2, 50), "method": "associative"}),
+    "s5 horizon": ("s5", DIAGONAL | {"blocks": 1, "horizon": (2, 50)}),
+    "rtu nonlinear": ("rtu", DIAGONAL | {"variant": "nonlinear", "horizon": (2, 50)}),
+    "rtu nonlinear tanh": ("rtu", DIAGONAL | {"variant": "nonlinear", "activation": "tanh"}),
+    "mingru horizon": ("mingru", DIAGONAL | {"horizon": (2, 50), "method": "chunked"}),
     "gru horizon": ("gru", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
 }
 ROWS = QUICK | OTHERS

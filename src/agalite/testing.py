@@ -4,7 +4,7 @@
 
     check_memory(MyMemory(input_size=3, key=jax.random.key(0)))   # raises ContractError, or nothing
 
-`check_memory` tests the six promises of `agalite.memory.base`. `check_env` tests a JAX environment.
+`check_memory` tests the seven promises of `agalite.memory.base`, `check_env` a JAX environment.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +29,7 @@ PROMISES = {
     4: "the state is a fixed-size pytree of arrays",
     5: "gradients of scan equal gradients of unrolled step",
     6: "outputs and gradients are finite",
+    7: "a trace leaves outputs alone, is the same for any chunking, and ends at a reset",
 }
 TOLERANCE = 1e-5  # of the outputs' scale, in float32
 # A difference is rounding if inputs one unit in the last place away change the output by at least
@@ -67,7 +68,7 @@ def check_memory(
     - `key`: draws inputs and resets; `None` is `jax.random.key(0)`.
     - `steps`: length of the sequences of promises 1 to 4, at least 4.
     - `longest`: length of the longest sequence of promise 6, at least 2.
-    - `promises`: which of the six to test, see `PROMISES`.
+    - `promises`: which of the seven to test, see `PROMISES`. The last is for models with traces.
 
     **Raises:**
 
@@ -323,6 +324,53 @@ class _Case:
         _, ys = self.scan(self.start, xs.astype(jnp.bfloat16), resets)
         for where in _located("", None, "outputs", ~np.isfinite(ys)):
             raise self.error(6, f"for bfloat16 inputs: {where}")
+
+    def promise_7(self) -> None:
+        if not getattr(self.memory, "has_traces", False):
+            return
+        weights, rest = eqx.partition(self.memory, eqx.is_inexact_array)
+        xs, resets = self.inputs(80, 7, 0.0)
+        split = 3
+        precise = jax.tree.map(lambda x: np.asarray(x, np.float64), (weights, xs))
+
+        def run(weights: Any, xs: Array) -> tuple[Any, ...]:
+            memory = eqx.combine(weights, rest)
+            start = memory.initial_state(), memory.initial_trace()
+
+            def advance(carry: Any, part: slice, resets: Any) -> Any:
+                state, ys, trace = memory.scan_and_advance(
+                    carry[0], xs[part], resets[part], carry[1]
+                )
+                return (state, trace), ys
+
+            whole, _ = advance(start, slice(None), resets)
+            used, _ = advance(start, slice(split), resets)
+            parts, ys = advance(used, slice(split, None), resets)
+            single = start
+            for i in range(split):
+                single, _ = advance(single, slice(i, i + 1), resets)
+            again = np.arange(len(xs)) == split
+            fresh, _ = advance(start, slice(split, None), again)
+            after_reset, _ = advance(used, slice(split, None), again)
+            plain = memory.scan(used[0], xs[split:], resets[split:])[1]
+            traces = [x[1] for x in (whole, parts, used, single, fresh, after_reset)]
+            return plain, ys, *traces
+
+        with jax.enable_x64(True), self.blame(7, "scan_and_advance, in float64"):
+            compiled = jax.jit(run, compiler_options=_COMPILE_QUICKLY)
+            found = jax.tree.map(np.asarray, compiled(*precise))
+        plain, ys, whole, parts, used, single, fresh, after_reset = found
+        pairs = {
+            "outputs with a trace differ from those without": (ys, plain),
+            f"the trace in chunks of {split} and {len(xs) - split}": (parts, whole),
+            "the trace of one input at a time": (single, used),
+            "the trace after a reset remembers what was before it": (after_reset, fresh),
+        }
+        for where, pair in pairs.items():
+            scale = max(np.abs(x).max() for x in jax.tree.leaves(pair[1]))
+            apart = jax.tree.map(lambda a, b: np.abs(a - b).max(), *pair)
+            if not max(jax.tree.leaves(apart)) <= _GRADIENT_TOLERANCE * scale:
+                raise self.error(7, where)
 
     def finite(self, steps: int, cases: dict[str, tuple[float, float]]) -> None:
         """Requires finite outputs and gradients of `steps` inputs.

@@ -135,8 +135,13 @@ def check_finite(name: str, array: object) -> None:
         raise ValueError(f"{name}{list(where)} is {values[where]}; all values must be finite")
 
 
-def check_structure(name: str, value: object, expected: object) -> None:
-    """`value` is a pytree like `expected`: the same leaves, shapes and dtypes."""
+def check_structure(
+    name: str, value: object, expected: object, *, start: str = "initial_state()"
+) -> None:
+    """`value` is a pytree like `expected`: the same leaves, shapes and dtypes.
+
+    start: what makes a right one, for the message.
+    """
 
     def describe(tree: object) -> list[str]:
         return [
@@ -152,7 +157,7 @@ def check_structure(name: str, value: object, expected: object) -> None:
         )
         raise ValueError(
             f"{name} does not belong to this model: found {differs[0]}, expected {differs[1]}; "
-            "start from initial_state()"
+            f"start from {start}"
         )
     for (path, have), wanted in zip(
         jax.tree_util.tree_leaves_with_path(value), jax.tree.leaves(expected), strict=True

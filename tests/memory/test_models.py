@@ -13,6 +13,7 @@ from agalite.memory import MODELS, AGaLiTeConfig, GaLiTeConfig, make_memory
 from agalite.memory.agalite import AGaLiTeAttention
 from agalite.memory.galite import GaLiTeAttention
 from agalite.memory.registry import model_rows
+from agalite.watch.gates import head_gates
 from attention_cases import quick_jit
 from memory_models import INPUT, SMALL, build, inputs, random_memory
 
@@ -89,6 +90,24 @@ def test_no_kernel_of_the_gradient_grows_with_the_layers(name):
         return max(x.count("%") for x in re.findall(r"fusion\(([^)]*)\), kind=kLoop", program))
 
     assert most_inputs(3) == most_inputs(1)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "mlstm exp", "deltanet", "mamba2", "ffm"])
+def test_horizon_of_the_models_of_other_papers(name):
+    """What an input of zeros leaves of the state: 1 - 1 / tau, tau from 2 to 512."""
+    options = {"forget_gate": "exp"} if name == "mlstm exp" else {}
+    heads = {"d_model": 8, "layers": 1, "heads": 4, "head_size": 4, "ffn_size": 4}
+    memory = make_memory(name.split()[0], 3, **heads, **options, horizon=(2, 512))
+    attention = memory.blocks[0].attention
+    zeros = jnp.zeros((1, 8))
+    if name == "ffm":
+        kept = jnp.exp(-attention.alpha)
+    else:
+        kept = head_gates(attention, zeros).kept[0]
+        if "mlstm" in name:
+            kept = jnp.exp(attention.inputs(zeros).log_f[0])
+    tau = np.geomspace(2, 512, 16 if name == "ffm" else 4)
+    np.testing.assert_allclose(np.sort(1 / (1 - np.asarray(kept, np.float64))), tau, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["agalite", "galite", "gru", "lstm"])
@@ -205,7 +224,7 @@ def test_make_memory_by_name():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mamba", {}, "memory='mamba' is unknown; choose one of: agalite, feedforward, galite"),
+        ("mamba", {}, "memory='mamba' is unknown; choose one of: agalite, deltanet, feedforward"),
         ("agalite", {"r": 0}, "r=0 must be a whole number >= 1"),
         ("agalite", {"eta": 0}, "eta=0 must be a whole number >= 1"),
         ("agalite", {"heads": 0}, "heads=0 must be a whole number >= 1"),
@@ -232,6 +251,25 @@ def test_make_memory_by_name():
         ("gtrxl", {"memory": 0}, "memory=0 must be a whole number >= 1"),
         ("transformer", {"context": 0}, "context=0 must be a whole number >= 1"),
         ("linear", {"nu": 0}, "nu=0 must be a whole number >= 1"),
+        ("lru", {"hidden_size": 0}, "hidden_size=0 must be a whole number >= 1"),
+        ("lru", {"layers": 0}, "layers=0 must be a whole number >= 1"),
+        ("lru", {"r_min": 0.9, "r_max": 0.5}, r"r_min=0\.9 must be less than r_max=0\.5"),
+        ("lru", {"r_max": 1.5}, r"r_max=1\.5 must be"),
+        ("rtu", {"max_phase": 0.0}, r"max_phase=0\.0 must be"),
+        ("rtu", {"variant": "gated"}, "variant='gated' is unknown; choose one of: linear, nonl"),
+        ("rtu", {"activation": "gelu"}, "activation='gelu' is unknown; choose one of: relu, tanh"),
+        ("s5", {"hidden_size": 100}, "blocks=8 does not divide hidden_size=100"),
+        ("s5", {"step_min": 0.2}, r"step_min=0\.2 must be at most step_max=0\.1"),
+        ("mingru", {"horizon": (1, 2)}, r"horizon=\(1, 2\) must be None or"),
+        ("mlstm", {"forget_gate": "tanh"}, "forget_gate='tanh' is unknown; choose one of: exp"),
+        (
+            "mlstm",
+            {"method": "associative"},
+            "method='associative' is unknown; choose one of: auto",
+        ),
+        ("mamba2", {"d_state": 0}, "d_state=0 must be a whole number >= 1"),
+        ("deltanet", {"d_conv": 0}, "d_conv=0 must be a whole number >= 1"),
+        ("ffm", {"contexts": 0}, "contexts=0 must be a whole number >= 1"),
     ],
 )
 def test_bad_options_are_named(name, options, message):

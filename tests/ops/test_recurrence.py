@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import numpy_attention
-from agalite.ops import METHODS, linear_recurrence
+from agalite.ops import METHODS, Complex, activated_recurrence, linear_recurrence
 
 
 def make(steps, width=(2, 3), seed=0):
@@ -129,6 +129,108 @@ def test_a_reset_lets_nothing_through():
         np.testing.assert_allclose(h[9], write[9], rtol=1e-6)
 
 
+# --- complex numbers ------------------------------------------------------------------------------
+
+
+def complex_inputs(steps, width=3, seed=0):
+    """decay, some of it 0 and some on the unit circle, write, initial, resets, weights; complex."""
+    rng = np.random.default_rng([seed, steps])
+    sizes = rng.choice([0.0, 0.3, 0.9, 1.0], size=(steps, width))
+    decay = sizes * np.exp(1j * rng.uniform(0, 7, size=(steps, width)))
+    parts = rng.normal(size=(2, 2, steps, width))
+    write, weights = parts[0] + 1j * parts[1]
+    return decay, write, write[0] * 2, rng.uniform(size=steps) < 0.1, weights
+
+
+def pair(x):
+    return Complex(x.real, x.imag)
+
+
+def joined(x):
+    return np.asarray(x.real) + 1j * np.asarray(x.imag)
+
+
+def loss_of(run):
+    """sum(Re(weights* h)), and h, with the gradients of decay, write and initial."""
+
+    def loss(decay, write, initial, resets, weights):
+        h = run(decay, write, initial, resets)
+        return jnp.vdot(h.real, weights.real) + jnp.vdot(h.imag, weights.imag), h
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_complex_equals_the_loop_and_its_adjoint(method):
+    decay, write, initial, resets, weights = complex_inputs(19)
+    with jax.enable_x64(True):
+        (_, h), gradient = loss_of(functools.partial(linear_recurrence, method=method))(
+            pair(decay), pair(write), pair(initial), resets, pair(weights)
+        )
+    want = numpy_attention.linear_recurrence(decay, write, initial, resets)
+    np.testing.assert_allclose(joined(h), want, rtol=1e-11, atol=1e-12)
+    # As two real numbers each, the adjoint of a product is the product with the conjugate.
+    wanted = adjoint(decay.conj(), write, initial, resets, weights)
+    before = np.concatenate([initial[None], want[:-1]]).conj()
+    wanted = (np.where(resets[:, None], 0, wanted[1] * before), *wanted[1:])
+    for got, exact in zip(gradient, wanted, strict=True):
+        np.testing.assert_allclose(joined(got), exact, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_activated_equals_the_loop_and_its_autodiff(activation):
+    decay, write, initial, resets, weights = complex_inputs(9, seed=1)
+
+    def slowly(decay, write, initial, resets):
+        f, h, path = jnp.tanh if activation == "tanh" else jax.nn.relu, initial, []
+        for t in range(len(resets)):
+            h = jax.tree.map(lambda x, t=t: jnp.where(resets[t], 0.0, x), h)
+            h = jax.tree.map(f, decay[t] * h + write[t])
+            path.append(h)
+        return jax.tree.map(lambda *x: jnp.stack(x), *path)
+
+    inputs = pair(decay), pair(write), pair(initial), resets, pair(weights)
+    fast = functools.partial(activated_recurrence, activation=activation)
+    with jax.enable_x64(True):
+        (_, h), gradient = loss_of(fast)(*inputs)
+        (_, expected), exact = loss_of(slowly)(*inputs)
+    f = np.tanh if activation == "tanh" else lambda x: np.maximum(x, 0)
+    state = initial
+    for t in range(len(resets)):
+        state = decay[t] * (0 if resets[t] else state) + write[t]
+        state = f(state.real) + 1j * f(state.imag)
+        np.testing.assert_allclose(joined(h)[t], state, rtol=1e-12, atol=1e-12)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12),
+        (h, gradient),
+        (expected, exact),
+    )
+
+
+@pytest.mark.parametrize("run", ["linear", "activated"])
+def test_a_batch_of_complex_recurrences_is_a_wider_one(run):
+    """Values and gradients under vmap, with one decay for the whole batch."""
+    decay, write, initial, resets, weights = complex_inputs(8, width=6, seed=2)
+    shared, late = pair(decay[:, :2]), pair(write.reshape(8, 3, 2))
+    start, weights = pair(initial.reshape(3, 2)), pair(weights.reshape(8, 3, 2))
+    many = np.stack([resets, ~resets, resets], axis=1)
+    one = (
+        linear_recurrence
+        if run == "linear"
+        else functools.partial(activated_recurrence, activation="tanh")
+    )
+    batched = jax.vmap(one, in_axes=(None, 1, 0, 1), out_axes=1)
+    with jax.enable_x64(True):
+        (_, h), (d_decay, *_) = loss_of(batched)(shared, late, start, many, weights)
+        alone = [
+            loss_of(one)(shared, late[:, i], start[i], many[:, i], weights[:, i]) for i in range(3)
+        ]
+    for i, ((_, expected), _) in enumerate(alone):
+        np.testing.assert_allclose(joined(h)[:, i], joined(expected), rtol=1e-12, atol=1e-12)
+    total = sum(joined(gradient[0]) for _, gradient in alone)
+    np.testing.assert_allclose(joined(d_decay), total, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -143,3 +245,9 @@ def test_bad_input_is_named(change, message):
     good = {name: np.zeros((4, 3), np.float32) for name in ("decay", "write")}
     with pytest.raises(ValueError, match=message):
         linear_recurrence(**(good | change))
+
+
+def test_bad_activation_is_named():
+    zeros = np.zeros((4, 3), np.float32)
+    with pytest.raises(ValueError, match="activation='gelu' is unknown; choose one of: relu, tanh"):
+        activated_recurrence(zeros, zeros, activation="gelu")

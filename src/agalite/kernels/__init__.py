@@ -3,6 +3,8 @@
 * `product`: one row times a weight, at the speed of memory (`product.h`);
 * `agalite_*`, `galite_*`: the attentions of Algorithms 4 and 3, forwards and backwards, as plain
   loops over time in which the state stays in cache (`agalite.h`, `galite.h`);
+* `agalite_trace`, `agalite_trace_gradient`: AGaLiTe's traces over a sequence, and the gradient that
+  reaches the weights through them (`trace.h`);
 * `convolution_*`: the encoders' convolutions of images and their gradients (`convolution.h`);
 * `sparse_*`: rows that are mostly zeros times a weight (`sparse.h`);
 * `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).

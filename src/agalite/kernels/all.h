@@ -5,6 +5,7 @@
 #include "product.h"
 #include "agalite.h"
 #include "galite.h"
+#include "trace.h"
 #include "stack.h"
 #include "convolution.h"
 #include "sparse.h"

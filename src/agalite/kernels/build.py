@@ -25,6 +25,8 @@ HANDLERS = (
     "product",
     "agalite_forward",
     "agalite_backward",
+    "agalite_trace",
+    "agalite_trace_gradient",
     "galite_forward",
     "galite_backward",
     "stack",

@@ -41,6 +41,8 @@ enum { WIDE_Q, WIDE_K, WIDE_GAMMA, NARROW_Q, NARROW_K, NARROW_GAMMA, FACTORS };
 HANDLER(product)
 HANDLER(agalite_forward)
 HANDLER(agalite_backward)
+HANDLER(agalite_trace)
+HANDLER(agalite_trace_gradient)
 HANDLER(galite_forward)
 HANDLER(galite_backward)
 HANDLER(stack)

@@ -2,7 +2,7 @@
 
 The attention is written out here, to be read beside the algorithm. The block around it is
 `block.py`, its layers are in `layers.py`, and lines 7 to 16 are `ops/agalite/reference.py`. The
-algorithm ends at the heading "acting".
+algorithm ends at the heading "acting"; what stands under "traces" is docs/rtrl.md.
 """
 
 import math
@@ -26,13 +26,21 @@ from agalite.memory.layers import (
     check_feature_options,
     feature_map,
 )
-from agalite.ops.activations import relu, sigmoid
+from agalite.ops.activations import normalise, relu, sigmoid
 from agalite.ops.agalite import AGaLiTeState, attend, initial_state
 from agalite.ops.agalite.native import step_layers
-from agalite.ops.delta import BASES, Basis, make_basis
-from agalite.ops.features import Outer, feature_width
-from agalite.ops.matmul import in_bfloat16
+from agalite.ops.delta import BASES, Basis, advance_phase, make_basis, oscillators
+from agalite.ops.features import Outer, as_outer, feature_width
+from agalite.ops.matmul import broadcast_like, in_bfloat16
 from agalite.ops.recurrence import METHODS, Method
+from agalite.ops.traces import (
+    AGaLiTeTrace,
+    RowTrace,
+    Slopes,
+    agalite_trace,
+    agalite_with_past,
+    empty_agalite_trace,
+)
 
 
 @dataclass(frozen=True)
@@ -131,9 +139,14 @@ class AGaLiTeAttention(Attention):
         self, state: AGaLiTeState, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
         columns = self.project(self.norm(h))
+        return self._attend(state, self.projections(columns), columns, resets)
+
+    def _attend(
+        self, state: AGaLiTeState, projected: Projected, columns: Array, resets: Array
+    ) -> tuple[AGaLiTeState, Float[Array, "T D"]]:
         # Lines 7 to 16
         state, attended = attend(
-            *self.projections(columns),
+            *projected,
             resets,
             state,
             basis=self.basis,
@@ -141,6 +154,94 @@ class AGaLiTeAttention(Attention):
             columns=columns if self.reads_columns else None,
         )
         return state, self.out(attended)
+
+    # --- traces -----------------------------------------------------------------------------------
+
+    @property
+    def has_traces(self) -> bool:
+        return self.config.feature != "dpfp"  # whose features depend on two rows of W_K each
+
+    def initial_trace(self) -> AGaLiTeTrace:
+        c, dtype = self.config, self.out.weight.dtype
+        state = self.initial_state()
+        shapes = self._factors(state.keys).shape, state.values.shape
+        names = dict(self.project.widths)
+        return empty_agalite_trace(*shapes, names, c.d_model, dtype)
+
+    def traced(
+        self,
+        state: AGaLiTeState,
+        trace: AGaLiTeTrace,
+        h: Float[Array, "T D"],
+        resets: Bool[Array, " T"],
+        past: "AGaLiTeAttention",
+    ) -> tuple[AGaLiTeState, Float[Array, "T D"], AGaLiTeTrace]:
+        """As a call, with a gradient that reaches norm and projections through the trace.
+
+        Also returns the trace after the last input.
+        """
+        inputs = normalise(h)
+        scale, bias = (broadcast_like(x, inputs) for x in (self.norm.scale, self.norm.bias))
+        columns = self.project(inputs * scale + bias)
+        projected = self.projections(columns)
+        new_trace = self._advance(state, trace, projected, columns, inputs, resets)
+        state = past._with_past(state, trace)
+        new_state, out = self._attend(state, projected, columns, resets)
+        return new_state, out, new_trace
+
+    def _advance(
+        self,
+        state: AGaLiTeState,
+        trace: AGaLiTeTrace,
+        projected: Projected,
+        columns: Float[Array, "T H N"],
+        inputs: Float[Array, "T D"],
+        resets: Bool[Array, " T"],
+    ) -> AGaLiTeTrace:
+        state, projected, inputs = jax.lax.stop_gradient((state, projected, inputs))
+        phases = advance_phase(state.phase, resets, self.basis.period)
+        cosines = oscillators(self.basis, phases, state.signs, inputs.dtype)
+        k = as_outer(projected.k)
+        narrow, wide = ((x > 0).astype(x.dtype) for x in k)  # of relu
+        if self.config.feature == "elu1":
+            wide = jnp.minimum(k.wide, 1)  # of elu(x) + 1
+        slopes = Slopes(narrow if self.config.feature == "outer" else None, wide)
+        gamma = None if projected.gamma is None else as_outer(projected.gamma)
+        return agalite_trace(
+            trace,
+            self._factors(state.keys),
+            state.values,
+            k,
+            slopes,
+            gamma,
+            projected.v,
+            projected.beta,
+            cosines,
+            inputs,
+            resets,
+            columns=columns if self.reads_columns and self.config.method == "auto" else None,
+        )
+
+    def _with_past(self, state: AGaLiTeState, trace: AGaLiTeTrace) -> AGaLiTeState:
+        """`state`, with the gradient of `ops.traces.with_past`.
+
+        The trace is by the rows that multiply the input before the norm's scale and bias:
+        W (scale * x + shift) + b = (W scale) x + (W shift + b). The gradients of W, b, scale and
+        shift follow by differentiating that.
+        """
+        weight = self.project.inputs.weight[...]
+        rows = self.project.split(weight * self.norm.scale.reshape(1, 1, -1), axis=1)
+        shift = jnp.einsum("hnd,d->hn", weight, self.norm.bias)
+        constants = self.project.split(self.project.bias + shift)
+        pairs = {n: RowTrace(jnp.swapaxes(rows[n], 1, 2), constants[n]) for n in rows}
+        keys = self._factors(state.keys)
+        keys, values = agalite_with_past(keys, state.values, pairs, trace)
+        return state._replace(keys=keys.reshape(state.keys.shape), values=values)
+
+    def _factors(self, keys: Float[Array, "H Rk K"]) -> Float[Array, "H Rk E W"]:
+        """K = E * W taken apart."""
+        narrow = self.config.eta if self.config.feature == "outer" else 1
+        return keys.reshape(*keys.shape[:2], narrow, -1)
 
     @property
     def reads_columns(self) -> bool:
@@ -209,15 +310,70 @@ class AGaLiTe(Stack):
     ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"]]:
         if isinstance(self.blocks, PackedBlocks):
             return self._run_packed(self.blocks, state, h, resets)
-        layers = tuple(
+        layers, h = super()._run_blocks(self._layer_states(state), h, resets)
+        return self._join_states(state, layers), h
+
+    def _layer_states(self, state: AGaLiTeMemoryState) -> tuple[AGaLiTeState, ...]:
+        return tuple(
             AGaLiTeState(state.keys[i], state.values[i], state.phase, _layer_signs(state.signs, i))
             for i in range(self.config.layers)
         )
-        layers, h = super()._run_blocks(layers, h, resets)
+
+    def _join_states(
+        self, before: AGaLiTeMemoryState, layers: tuple[AGaLiTeState, ...]
+    ) -> AGaLiTeMemoryState:
         keys, values = (
             jnp.stack(x) for x in zip(*((s.keys, s.values) for s in layers), strict=True)
         )
-        return AGaLiTeMemoryState(keys, values, layers[0].phase, state.signs), h
+        return AGaLiTeMemoryState(keys, values, layers[0].phase, before.signs)
+
+    # --- traces -----------------------------------------------------------------------------------
+
+    @property
+    def has_traces(self) -> bool:
+        return self._layer(0).has_traces
+
+    def initial_trace(self) -> tuple[AGaLiTeTrace, ...]:
+        """One trace for each layer (`ops.traces.AGaLiTeTrace`), zeros.
+
+        With fixed weights the gradient of a sequence equals that of full backpropagation through
+        all of the past for the attention's norm and projections in a model of one layer, and for
+        everything above them. In a stack every layer has its own trace. Left out is the effect that
+        weights had on the past inputs of the layers above them: of the norm, projections, output,
+        gates and MLP of a layer through the states of later layers, and of the embedding, and any
+        encoder below it, through all states. Their gradients reach back to the beginning of the
+        sequence.
+        """
+        if not self.has_traces:
+            raise ValueError(
+                "feature='dpfp' has no traces: each of its features depends on two rows of a "
+                "projection; choose outer, elu1 or relu"
+            )
+        return tuple(self._layer(i).initial_trace() for i in range(self.config.layers))
+
+    def _layer(self, i: int) -> AGaLiTeAttention:
+        blocks = self.blocks.blocks if isinstance(self.blocks, PackedBlocks) else self.blocks
+        attention: Any = blocks[i].attention
+        return attention
+
+    def _run_traced(
+        self,
+        state: AGaLiTeMemoryState,
+        trace: tuple[AGaLiTeTrace, ...],
+        xs: Float[Array, "T input"],
+        resets: Bool[Array, " T"],
+        past: Any,
+    ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"], tuple[AGaLiTeTrace, ...]]:
+        blocks = self.blocks.blocks if isinstance(self.blocks, PackedBlocks) else self.blocks
+        h = relu(self.embedding(xs))
+        states, traces = [], []
+        for i, (block, old) in enumerate(zip(blocks, self._layer_states(state), strict=True)):
+            attention: Any = block.attention
+            new, out, new_trace = attention.traced(old, trace[i], h, resets, past._layer(i))
+            h = block.behind_attention(h, out)
+            states.append(new)
+            traces.append(new_trace)
+        return self._join_states(state, tuple(states)), h, tuple(traces)
 
     def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
         return state  # nothing in it is derived from the present weights

@@ -22,17 +22,14 @@ from agalite.ops.barriers import grad_barrier
 
 
 @dataclass(frozen=True)
-class StackConfig:
-    """Sizes of the transformer models. The defaults are the paper's for T-Maze."""
+class BlockConfig:
+    """Sizes of the block that all models but GRU and LSTM share. The defaults are the paper's for
+    T-Maze."""
 
     d_model: int = 128
     """Width of the model, and of its output."""
     layers: int = 4
     """Number of blocks."""
-    heads: int = 4
-    """Attention heads of each block."""
-    head_size: int = 64
-    """Width of a head's values."""
     ffn_size: int = 128
     """Hidden width of the block's MLP."""
     gate_bias: float = 2.0
@@ -44,10 +41,25 @@ class StackConfig:
     left."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "layers", "heads", "head_size", "ffn_size"):
+        for name in ("d_model", "layers", "ffn_size"):
             validation.check_integer(name, getattr(self, name), minimum=1)
         validation.check_number("gate_bias", self.gate_bias, minimum=-10.0, maximum=10.0)
         validation.check_number("embedding_bias", self.embedding_bias, minimum=0.0)
+
+
+@dataclass(frozen=True)
+class StackConfig(BlockConfig):
+    """Sizes of the transformer models. The defaults are the paper's for T-Maze."""
+
+    heads: int = 4
+    """Attention heads of each block."""
+    head_size: int = 64
+    """Width of a head's values."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("heads", "head_size"):
+            validation.check_integer(name, getattr(self, name), minimum=1)
 
 
 class Attention(eqx.Module):
@@ -65,6 +77,26 @@ class Attention(eqx.Module):
         return state
 
 
+class DiagonalMixer(Attention):
+    """A memory in the place of the attention whose elements evolve by themselves.
+
+        s_t = decay_t * s_{t-1} + drive_t
+
+    The state is one vector (N,) of real numbers or `Complex` ones, in which every element has a
+    decay and a drive of its own. A unit that has a nonlinearity applies it to s_t.
+    """
+
+    norm: eqx.AbstractVar[LayerNorm]
+
+    @abc.abstractmethod
+    def recurrence(self, x: Float[Array, "T D"]) -> tuple[Any, Any]:
+        """decays and drives (T, N), arrays or both `Complex`, of the inputs after the norm."""
+
+    @abc.abstractmethod
+    def written(self, x: Float[Array, "T D"]) -> Float[Array, "T N"]:
+        """The factor with which each element takes in its projection of the input."""
+
+
 class Block(eqx.Module):
     """(T, D) -> (T, D): attention and MLP, each behind a GRU gate."""
 
@@ -74,7 +106,7 @@ class Block(eqx.Module):
     mlp: MLP
     mlp_gate: GRUGate
 
-    def __init__(self, attention: Attention, config: StackConfig, *, key: PRNGKeyArray):
+    def __init__(self, attention: Attention, config: BlockConfig, *, key: PRNGKeyArray):
         a, b, c = jax.random.split(key, 3)
         self.attention = attention
         self.attention_gate = GRUGate(config.d_model, bias=config.gate_bias, key=a)
@@ -86,9 +118,13 @@ class Block(eqx.Module):
         self, state: Any, h: Float[Array, "T D"], resets: Bool[Array, " T"]
     ) -> tuple[Any, Float[Array, "T D"]]:
         state, attended = self.attention(state, h, resets)
+        return state, self.behind_attention(h, attended)
+
+    def behind_attention(
+        self, h: Float[Array, "T D"], attended: Float[Array, "T D"]
+    ) -> Float[Array, "T D"]:
         h = grad_barrier(self.attention_gate(h, relu(attended)))
-        h = grad_barrier(self.mlp_gate(h, self.mlp(self.norm(h))))
-        return state, h
+        return grad_barrier(self.mlp_gate(h, self.mlp(self.norm(h))))
 
 
 class Stack(Memory):
@@ -123,7 +159,7 @@ class Stack(Memory):
         )
 
     def _build(
-        self, config: StackConfig, input_size: int, attention: Any, key: PRNGKeyArray
+        self, config: BlockConfig, input_size: int, attention: Any, key: PRNGKeyArray
     ) -> None:
         """Fills the fields; `attention(key)` makes the attention of one block."""
         validation.check_integer("input_size", input_size, minimum=1)

@@ -11,13 +11,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from agalite import validation
 from agalite.memory.base import Memory
-from agalite.ops.activations import mix, normalise, relu, sigmoid, tanh
+from agalite.ops.activations import mix, normalise, relu, rms_normalise, sigmoid, tanh
+from agalite.ops.causal_convolution import causal_convolution
 from agalite.ops.features import FEATURES, Outer, dpfp, elu1, feature_width
 from agalite.ops.matmul import LARGE, TransposedWeight, broadcast_like, matmul
+from agalite.ops.recurrence import Complex
 
 ORTHOGONAL = jax.nn.initializers.orthogonal(math.sqrt(2))
 
@@ -34,9 +36,11 @@ class Linear(eqx.Module):
     few_rows: ClassVar[bool] = True
     """Acting multiplies about as many rows as there are streams (`prepare_for_inference`)."""
 
-    def __init__(self, inputs: int, widths: Sequence[int], *, key: PRNGKeyArray):
+    def __init__(
+        self, inputs: int, widths: Sequence[int], *, init: Any = ORTHOGONAL, key: PRNGKeyArray
+    ):
         keys = jax.random.split(key, len(widths))
-        blocks = [ORTHOGONAL(k, (w, inputs)) for k, w in zip(keys, widths, strict=True)]
+        blocks = [init(k, (w, inputs)) for k, w in zip(keys, widths, strict=True)]
         self.weight = jnp.concatenate(blocks)
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
@@ -48,13 +52,50 @@ class Dense(Linear):
 
     bias: Float[Array, " out"]
 
-    def __init__(self, inputs: int, widths: Sequence[int], *, key: PRNGKeyArray):
-        super().__init__(inputs, widths, key=key)
+    def __init__(
+        self, inputs: int, widths: Sequence[int], *, init: Any = ORTHOGONAL, key: PRNGKeyArray
+    ):
+        super().__init__(inputs, widths, init=init, key=key)
         self.bias = jnp.zeros(sum(widths))
 
     def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
         y = super().__call__(x)
         return y + broadcast_like(self.bias, y)
+
+
+class ComplexIn(eqx.Module):
+    """B x with a complex B (N, D): (T, D) -> (T, N). The rows of its weight are Re B, then Im B."""
+
+    parts: Linear
+
+    def __init__(self, d_model: int, size: int, *, init: Any = ORTHOGONAL, key: PRNGKeyArray):
+        self.parts = Linear(d_model, [size, size], init=init, key=key)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Complex:
+        return Complex(*jnp.split(self.parts(x), 2, axis=-1))
+
+
+class ComplexOut(eqx.Module):
+    """Re(C h) with a complex C (D, N): (T, N) -> (T, D).
+
+    Two products, since joining the parts of h for one would copy them.
+    """
+
+    real: Linear
+    imag: Linear
+
+    def __init__(self, size: int, d_model: int, *, init: Any = ORTHOGONAL, key: PRNGKeyArray):
+        a, b = jax.random.split(key)
+        self.real = Linear(size, [d_model], init=init, key=a)
+        self.imag = Linear(size, [d_model], init=init, key=b)
+
+    def __call__(self, h: Complex) -> Float[Array, "T D"]:
+        return self.real(h.real) - self.imag(h.imag)
+
+
+def broadcast_rows(a: Complex, like: Float[Array, "T N"]) -> Complex:
+    """a (N,) for every row of `like`."""
+    return Complex(broadcast_like(a.real, like), broadcast_like(a.imag, like))
 
 
 class HeadsOut(eqx.Module):
@@ -167,6 +208,41 @@ class MLP(eqx.Module):
         return relu(self.out(relu(self.into(x))))
 
 
+class HeadNorm(eqx.Module):
+    """(T, H, V) -> (T, H, V): every head to a mean square of 1 along V, then scaled."""
+
+    scale: Float[Array, "H V"]
+
+    def __init__(self, heads: int, head_size: int):
+        self.scale = jnp.ones((heads, head_size))
+
+    def __call__(self, x: Float[Array, "T H V"]) -> Float[Array, "T H V"]:
+        y = rms_normalise(x)
+        return y * broadcast_like(self.scale, y)
+
+
+class CausalConvolution(eqx.Module):
+    """(T, C) -> (T, C): each channel convolved with its last `width` inputs, then SiLU."""
+
+    weight: Float[Array, "W C"]
+    bias: Float[Array, " C"]
+
+    def __init__(self, width: int, channels: int, *, key: PRNGKeyArray):
+        limit = width**-0.5
+        self.weight = jax.random.uniform(key, (width, channels), minval=-limit, maxval=limit)
+        self.bias = jnp.zeros(channels)
+
+    def initial_state(self) -> Float[Array, "W-1 C"]:
+        width, channels = self.weight.shape
+        return jnp.zeros((width - 1, channels), self.weight.dtype)
+
+    def __call__(
+        self, state: Float[Array, "W-1 C"], x: Float[Array, "T C"], resets: Bool[Array, " T"]
+    ) -> tuple[Float[Array, "W-1 C"], Float[Array, "T C"]]:
+        state, y = causal_convolution(x, self.weight, resets, state)
+        return state, jax.nn.silu(y + broadcast_like(self.bias, y))
+
+
 # --- the projections of the linear attentions -----------------------------------------------------
 
 # sigmoid(3) = 0.95: with a horizon, gamma's narrow factor starts open and leaves the time constants
@@ -247,10 +323,10 @@ class FusedProjection(eqx.Module):
         columns = self.inputs(x)
         return columns + broadcast_like(self.bias, columns)
 
-    def split(self, columns: Float[Array, "T H N"]) -> dict[str, Float[Array, "T H _"]]:
+    def split(self, columns: Float[Array, "..."], axis: int = -1) -> dict[str, Float[Array, "..."]]:
         names, widths = zip(*self.widths, strict=True)
         bounds = list(itertools.accumulate(widths))[:-1]
-        return dict(zip(names, jnp.split(columns, bounds, axis=-1), strict=True))
+        return dict(zip(names, jnp.split(columns, bounds, axis=axis), strict=True))
 
 
 def feature_map(feature: str, x: Float[Array, "T H V"], *, nu: int) -> Float[Array, "T H K"]:
@@ -268,6 +344,11 @@ def check_feature_options(eta: int, nu: int, feature: str) -> None:
     validation.check_integer("eta", eta, minimum=1)
     validation.check_integer("nu", nu, minimum=1)
     validation.check_one_of("feature", feature, FEATURES)
+
+
+def time_constants(horizon: tuple[float, float], width: int) -> Float[np.ndarray, " width"]:
+    """tau of `width` elements, in steps, log-uniform over `horizon`: a step keeps 1 - 1 / tau."""
+    return np.geomspace(*horizon, width)
 
 
 def write_bias(
@@ -288,11 +369,17 @@ def write_bias(
 
     (heads, width).
     """
-    shortest, longest = horizon
-    tau = np.geomspace(shortest, longest, width)
-    biases = jnp.asarray(-np.log(tau - 1), jnp.float32)
+    biases = jnp.asarray(-np.log(time_constants(horizon, width) - 1), jnp.float32)
     keys = jax.random.split(key, heads)
     return jax.vmap(lambda k: jax.random.permutation(k, biases))(keys)
+
+
+def spread_over_heads(
+    horizon: tuple[float, float], heads: int, *, key: PRNGKeyArray
+) -> Float[Array, " heads"]:
+    """One time constant for each head, log-uniform over `horizon`, in random order."""
+    tau = jnp.asarray(np.geomspace(*horizon, heads), jnp.float32)
+    return jax.random.permutation(key, tau)
 
 
 # --- acting ---------------------------------------------------------------------------------------

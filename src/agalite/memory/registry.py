@@ -15,12 +15,20 @@ from rich.table import Table
 from agalite import validation
 from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
 from agalite.memory.base import Memory
+from agalite.memory.deltanet import DeltaNet, DeltaNetConfig
 from agalite.memory.feedforward import Feedforward, FeedforwardConfig
+from agalite.memory.ffm import FFM, FFMConfig
 from agalite.memory.galite import GaLiTe, GaLiTeConfig
 from agalite.memory.gru import GRU, GRUConfig
 from agalite.memory.gtrxl import GTrXL, GTrXLConfig
 from agalite.memory.linear import LinearConfig, LinearTransformer
+from agalite.memory.lru import LRU, LRUConfig
 from agalite.memory.lstm import LSTM, LSTMConfig
+from agalite.memory.mamba2 import Mamba2, Mamba2Config
+from agalite.memory.mingru import MinGRU, MinGRUConfig
+from agalite.memory.mlstm import MLSTM, MLSTMConfig
+from agalite.memory.rtu import RTU, RTUConfig
+from agalite.memory.s5 import S5, S5Config
 from agalite.memory.transformer import Transformer, TransformerConfig
 
 
@@ -44,6 +52,14 @@ MODELS: dict[str, Model] = {
     "gtrxl": Model(GTrXL, GTrXLConfig, "the last M inputs of every layer, by softmax"),
     "gru": Model(GRU, GRUConfig, "a gated hidden vector"),
     "lstm": Model(LSTM, LSTMConfig, "a gated cell and a hidden vector"),
+    "lru": Model(LRU, LRUConfig, "complex numbers that rotate and decay, at learned rates"),
+    "s5": Model(S5, S5Config, "the same, of a discretised state-space model (HiPPO)"),
+    "rtu": Model(RTU, RTUConfig, "pairs that rotate and decay, read through a nonlinearity"),
+    "mingru": Model(MinGRU, MinGRUConfig, "a hidden vector, gated by the input alone"),
+    "mlstm": Model(MLSTM, MLSTMConfig, "a matrix per head, exponential gates (xLSTM)"),
+    "deltanet": Model(DeltaNet, DeltaNetConfig, "a matrix per head, corrected and gated"),
+    "mamba2": Model(Mamba2, Mamba2Config, "a matrix per head, one decay each (SSD)"),
+    "ffm": Model(FFM, FFMConfig, "decaying, oscillating sums of the inputs"),
     "feedforward": Model(Feedforward, FeedforwardConfig, "nothing: the control"),
 }
 
@@ -71,13 +87,46 @@ def make_memory(
     return model.make(input_size, key=jax.random.key(0) if key is None else key, **options)
 
 
-BLOCKS = ("agalite", "galite", "linear", "transformer", "gtrxl")
+def has_option(name: str, option: str) -> bool:
+    """Whether a model's config has this field."""
+    return any(field.name == option for field in fields(MODELS[name].config))
+
+
+def models_with_traces() -> list[str]:
+    """Names of the models that have traces, with default options at least."""
+    made: Any = Memory.has_traces
+    return [
+        name
+        for name, model in MODELS.items()
+        if isinstance(model.make, type) and getattr(model.make, "has_traces", made) is not made
+    ]
+
+
+BLOCKS = (
+    "agalite",
+    "galite",
+    "linear",
+    "transformer",
+    "gtrxl",
+    "mlstm",
+    "deltanet",
+    "mamba2",
+    "ffm",
+)
 """The models that are stacks of the same block and take the same sizes."""
+DIAGONAL = ("lru", "s5", "rtu", "mingru")
+"""The models with a diagonal recurrence in the place of the block's attention."""
 
 _SMALL = {"d_model": 64, "layers": 2, "heads": 2, "head_size": 32, "ffn_size": 64}
 
 SMALL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(BLOCKS, _SMALL),
+    **{
+        name: {"d_model": 64, "layers": 2, "ffn_size": 64, "hidden_size": size}
+        for name, size in (("lru", 144), ("s5", 144), ("rtu", 144), ("mingru", 192))
+    },
+    "ffm": _SMALL | {"head_size": 16},
+    "mamba2": _SMALL | {"d_state": 32},
     "feedforward": {"d_model": 64, "layers": 2, "ffn_size": 64},
     "gru": {"d_model": 128, "hidden_size": 192},
     "lstm": {"d_model": 128, "hidden_size": 160},

@@ -10,7 +10,7 @@ from agalite.ops.delta import BASES, delta_approximation
 from agalite.ops.features import Outer, dpfp, elu1, relu
 from agalite.ops.galite import galite_attention
 from agalite.ops.linear import MatrixState, linear_attention
-from agalite.ops.recurrence import METHODS, linear_recurrence
+from agalite.ops.recurrence import METHODS, Complex, activated_recurrence, linear_recurrence
 from agalite.ops.softmax import softmax_attention
 from agalite.ops.xl import xl_attention
 
@@ -18,8 +18,10 @@ __all__ = [
     "BASES",
     "METHODS",
     "AGaLiTeState",
+    "Complex",
     "MatrixState",
     "Outer",
+    "activated_recurrence",
     "agalite_attention",
     "delta_approximation",
     "dpfp",

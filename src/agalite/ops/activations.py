@@ -93,3 +93,31 @@ def _normalise_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array]:
 
 
 normalise.defvjp(_normalise_fwd, _normalise_bwd)
+
+
+@jax.custom_vjp
+def rms_normalise(x: Float[Array, "... V"]) -> Float[Array, "... V"]:
+    """x divided by the root of its mean square along V; for numbers of any size."""
+    return _rms_fwd(x)[0]
+
+
+def _along(row: Float[Array, "..."], like: Float[Array, "... V"]) -> Float[Array, "... V"]:
+    """As `_columns`."""
+    return jnp.einsum("...,v->...v", row, jnp.ones(like.shape[-1], like.dtype))
+
+
+def _rms_fwd(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    # Squares of large numbers overflow, so they are divided by the largest first.
+    scale = jnp.maximum(jnp.abs(x).max(-1), 1)
+    small = x / _along(scale, x)
+    precision = jax.lax.rsqrt(jnp.square(small).mean(-1) + 1e-6 / scale / scale)
+    y = small * _along(precision, x)
+    return y, (y, precision / scale)
+
+
+def _rms_bwd(saved: tuple[Array, Array], d: Array) -> tuple[Array]:
+    y, precision = saved
+    return ((d - y * _along((d * y).mean(-1), d)) * _along(precision, d),)
+
+
+rms_normalise.defvjp(_rms_fwd, _rms_bwd)

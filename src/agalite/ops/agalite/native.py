@@ -119,6 +119,81 @@ def _call(
     )
 
 
+class TraceArrays(NamedTuple):
+    """Pairs (weight, bias) by name, as in `ops.traces.AGaLiTeTrace`."""
+
+    keys: dict[str, Any]
+    values: dict[str, Any]
+
+    def flat(self) -> tuple[list[Array], list[Array]]:
+        """Weights and biases in the kernels' order."""
+        pairs = [self.keys[name] for name in _KEY_ROWS] + [self.values[n] for n in _VALUE_ROWS]
+        weights, biases = zip(*pairs, strict=True)
+        return list(weights), list(biases)
+
+
+_KEY_ROWS, _VALUE_ROWS = ("p1", "k", "p3", "gamma"), ("v", "beta")
+
+
+def advance_trace(
+    trace: TraceArrays,
+    columns: Float[Array, "T H N"],
+    cosines: Float[Array, "T Rk"],
+    inputs: Float[Array, "T D"],
+    keys: Float[Array, "H Rk E W"],
+    values: Float[Array, "H R V"],
+    resets: Bool[Array, " T"],
+) -> TraceArrays:
+    """`ops.traces.agalite_trace` by a custom kernel; `columns` are not activated yet."""
+    heads = columns.shape[1]
+    keep = jnp.broadcast_to((~resets).astype(columns.dtype)[:, None], columns.shape[:2])
+    cosines = jnp.broadcast_to(cosines[:, None], (cosines.shape[0], heads, cosines.shape[1]))
+    weights, biases = trace.flat()
+
+    def advance(streams: Any, state: Any) -> Any:
+        columns, keep, cosines, inputs = streams
+        keys, values, weights, biases = state
+        arrays = [*weights, *biases]
+        new = kernels.call(
+            "agalite_trace",
+            [x.shape for x in arrays],
+            *(columns, keep, cosines, inputs, keys, values),
+            *arrays,
+            narrow=keys.shape[2],
+            activate=True,
+        )
+        return new[: len(weights)], new[len(weights) :]
+
+    streams = lax.stop_gradient((columns, keep, cosines, inputs[:, None]))
+    state = lax.stop_gradient((keys, values, weights, biases))
+    weights, biases = batched_as_lanes(advance, (1, 0), (0, 0))(streams, state)
+    pairs = [
+        type(x)(*new)
+        for x, new in zip(_pairs(trace), zip(weights, biases, strict=True), strict=True)
+    ]
+    named = dict(zip((*_KEY_ROWS, *_VALUE_ROWS), pairs, strict=True))
+    return TraceArrays({n: named[n] for n in _KEY_ROWS}, {n: named[n] for n in _VALUE_ROWS})
+
+
+def _pairs(trace: TraceArrays) -> list[Any]:
+    return [*(trace.keys[n] for n in _KEY_ROWS), *(trace.values[n] for n in _VALUE_ROWS)]
+
+
+def trace_gradient(
+    keys: Float[Array, "H Rk E W"], values: Float[Array, "H R V"], trace: TraceArrays
+) -> dict[str, Float[Array, "H D X"]]:
+    """The gradient of the rows of each projection, from those of keys and values."""
+
+    def contract(keys: Array, values: Array, weights: list[Array]) -> list[Array]:
+        lanes, _, narrow, wide = keys.shape
+        widths = (narrow, wide, narrow, wide, values.shape[2], values.shape[2])
+        shapes = [(lanes, weights[0].shape[1], width) for width in widths]
+        return kernels.call("agalite_trace_gradient", shapes, keys, values, *weights)
+
+    rows = batched_as_lanes(contract, (0, 0, 0), 0)(keys, values, trace.flat()[0])
+    return dict(zip((*_KEY_ROWS, *_VALUE_ROWS), rows, strict=True))
+
+
 def step_layers(
     weights: Float[Array, " N"],
     basis: Basis,
