@@ -18,6 +18,7 @@ from agalite.testing import check_env
         "tmaze",
         "masked-cartpole",
         "repeat-previous",
+        "memory-chain",
         pytest.param("noisy-masked-cartpole", marks=pytest.mark.slow),
         pytest.param("mystery-path-grid", marks=pytest.mark.slow),
         pytest.param("mystery-path", marks=pytest.mark.slow),

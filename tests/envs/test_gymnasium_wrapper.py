@@ -89,7 +89,7 @@ def test_same_steps_as_the_jax_environment(corridor, max_steps, seed):
             assert np.array_equal(obs, expected)
             assert (type(got), got) == (float, float(reward))
             assert (terminated, truncated) == (bool(end), bool(ENV.is_truncated(state, params)))
-            assert info == {"success": float(got == 4.0)}
+            assert info == {"success": float(got == 4.0), "reached": float(terminated)}
             ended = terminated or truncated
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from agalite.envs import make
-from agalite.envs.repeat_previous import RepeatPrevious
+from agalite.envs.popgym.repeat import RepeatPrevious
 
 
 def play(env, choose):
-    """One episode: the suits shown (T,), the rewards (T,) and whether it was truncated at its end.
+    """One episode: the suits shown (T,), and the rewards (T,).
 
     `choose` gets the suits shown so far, the current one last.
     """
@@ -24,8 +24,8 @@ def play(env, choose):
             jax.random.key(len(shown)), state, action
         )
         rewards.append(float(reward))
-        assert not terminated
-        if truncated:
+        assert not truncated
+        if terminated:
             return [*shown, int(jnp.argmax(info["final_observation"]))], np.array(rewards)
 
 

@@ -49,7 +49,7 @@ class Count(JaxEnvironment[CountState, CountParams]):
         return bits.astype(jnp.float32) / 2.0**32
 
     def _look(self, state):
-        # An image, whose last two axes a reset in blocks merges.
+        # An image, whose axes a reset in blocks merges.
         return jnp.stack([state.time.astype(jnp.float32), state.noise]).reshape(2, 1, 1)
 
     def action_space(self, params=None):
@@ -57,7 +57,7 @@ class Count(JaxEnvironment[CountState, CountParams]):
         return spaces.Discrete(3)
 
 
-@pytest.mark.parametrize("num_envs", [5, 64])  # blocks of one and of two
+@pytest.mark.parametrize("num_envs", [5, 100])  # blocks of one and of three, the last overlaps
 def test_resets_in_blocks_change_nothing(num_envs):
     plain, blocks = VectorEnv(Count(False), num_envs), VectorEnv(Count(True), num_envs)
     actions = jnp.arange(num_envs) % 3

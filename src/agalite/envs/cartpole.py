@@ -24,8 +24,8 @@ LEFT, RIGHT = range(2)
 _GRAVITY, _CART_MASS, _POLE_MASS, _POLE_HALF_LENGTH = 9.8, 1.0, 0.1, 0.5
 _FORCE, _TIME_STEP = 10.0, 0.02
 _TOTAL_MASS = _CART_MASS + _POLE_MASS
-_MAX_X, _MAX_THETA = 2.4, 12 * 2 * math.pi / 360
-_START_RANGE = 0.05
+MAX_X, MAX_THETA = 2.4, 12 * 2 * math.pi / 360
+START_RANGE = 0.05
 
 # No number JAX draws from the float32 normal distribution is larger (the largest is 5.42).
 _LARGEST_NORMAL = 6.0
@@ -77,7 +77,7 @@ class MaskedCartPole(JaxEnvironment[CartPoleState, CartPoleParams]):
         self, key: PRNGKeyArray, params: CartPoleParams
     ) -> tuple[Float[Array, "2"], CartPoleState]:
         del params
-        state = _start(_START_RANGE * jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0))
+        state = _start(START_RANGE * jax.random.uniform(key, (4,), jnp.float32, -1.0, 1.0))
         return _positions(state), state
 
     def step_env(
@@ -101,7 +101,7 @@ class MaskedCartPole(JaxEnvironment[CartPoleState, CartPoleParams]):
 
     def is_terminated(self, state: CartPoleState, params: CartPoleParams) -> Bool[Array, ""]:
         del params
-        return (jnp.abs(state.x) > _MAX_X) | (jnp.abs(state.theta) > _MAX_THETA)
+        return (jnp.abs(state.x) > MAX_X) | (jnp.abs(state.theta) > MAX_THETA)
 
     @property
     def num_actions(self) -> int:
@@ -114,7 +114,7 @@ class MaskedCartPole(JaxEnvironment[CartPoleState, CartPoleParams]):
     def observation_space(self, params: CartPoleParams | None = None) -> spaces.Box:
         """Twice the limits of the state, as in Gymnasium, plus the largest noise."""
         noise = (self.default_params if params is None else params).noise
-        limits = np.array([2 * _MAX_X, 2 * _MAX_THETA], np.float32)
+        limits = np.array([2 * MAX_X, 2 * MAX_THETA], np.float32)
         high: Any = limits + _LARGEST_NORMAL * noise
         return spaces.Box(-high, high, (2,), jnp.float32)
 
@@ -151,7 +151,7 @@ class NoisyMaskedCartPole(MaskedCartPole):
         # interval is open at -1, where that function is infinite.
         low = jnp.nextafter(jnp.float32(-1.0), jnp.float32(0.0))
         draw = jax.random.uniform(key, (6,), jnp.float32, low, 1.0)
-        state = _start(_START_RANGE * draw[:4])
+        state = _start(START_RANGE * draw[:4])
         normal = math.sqrt(2.0) * jax.lax.erf_inv(draw[4:])
         return _positions(state) + params.noise * normal, state
 
@@ -172,27 +172,37 @@ def _positions(state: CartPoleState) -> Float[Array, "2"]:
 
 
 def _move(state: CartPoleState, action: Int[Array, ""]) -> CartPoleState:
+    values = euler_step(state.x, state.x_dot, state.theta, state.theta_dot, action)
+    return CartPoleState(state.time + 1, *values)
+
+
+def euler_step(
+    x: Float[Array, ""],
+    x_dot: Float[Array, ""],
+    theta: Float[Array, ""],
+    theta_dot: Float[Array, ""],
+    action: Int[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     """One explicit Euler step: positions change by the velocities before the step."""
-    force = jnp.where(action == RIGHT, _FORCE, -_FORCE).astype(state.x.dtype)
-    cos, sin = jnp.cos(state.theta), jnp.sin(state.theta)
+    force = jnp.where(action == RIGHT, _FORCE, -_FORCE).astype(x.dtype)
+    cos, sin = jnp.cos(theta), jnp.sin(theta)
     pole = _POLE_MASS * _POLE_HALF_LENGTH
-    push = (force + pole * state.theta_dot**2 * sin) / _TOTAL_MASS
+    push = (force + pole * theta_dot**2 * sin) / _TOTAL_MASS
     theta_acc = (_GRAVITY * sin - cos * push) / (
         _POLE_HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos**2 / _TOTAL_MASS)
     )
     x_acc = push - pole * theta_acc * cos / _TOTAL_MASS
-    return CartPoleState(
-        time=state.time + 1,
-        x=state.x + _TIME_STEP * state.x_dot,
-        x_dot=state.x_dot + _TIME_STEP * x_acc,
-        theta=state.theta + _TIME_STEP * state.theta_dot,
-        theta_dot=state.theta_dot + _TIME_STEP * theta_acc,
+    return (
+        x + _TIME_STEP * x_dot,
+        x_dot + _TIME_STEP * x_acc,
+        theta + _TIME_STEP * theta_dot,
+        theta_dot + _TIME_STEP * theta_acc,
     )
 
 
 def _draw(state: CartPoleState) -> UInt8[Array, "200 300 3"]:
     height, width, track = 200, 300, 150.0
-    metre = width / (2 * _MAX_X)
+    metre = width / (2 * MAX_X)
     x = width / 2 + metre * state.x.astype(jnp.float32)
     theta = state.theta.astype(jnp.float32)
     axle, length = track - 20.0, 2 * _POLE_HALF_LENGTH * metre

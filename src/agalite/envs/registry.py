@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agalite import validation
+from agalite.envs.popgym import table as popgym
 
 if TYPE_CHECKING:
     from agalite.envs.base import JaxEnvironment
@@ -107,9 +108,14 @@ ENVIRONMENTS: dict[str, EnvSpec] = {
         "agalite/NoisyMaskedCartPole-v0",
     ),
     "repeat-previous": EnvSpec(
-        "agalite.envs.repeat_previous:RepeatPrevious",
+        "agalite.envs.popgym.repeat:RepeatPrevious",
         "name the suit of a card seen before",
         "agalite/RepeatPrevious-v0",
+    ),
+    "memory-chain": EnvSpec(
+        "agalite.envs.memory_chain:MemoryChain",
+        "repeat a cue after a delay",
+        "agalite/MemoryChain-v0",
     ),
     "mystery-path-grid": EnvSpec(
         "agalite.envs.mystery_path.env:MysteryPathGrid",
@@ -127,6 +133,15 @@ ENVIRONMENTS: dict[str, EnvSpec] = {
     "memory-maze-11x11": _memory_maze(11, 4),
     "memory-maze-13x13": _memory_maze(13, 5),
     "memory-maze-15x15": _memory_maze(15, 6),
+    **{
+        task.name: EnvSpec(
+            task.entry_point,
+            task.summary,
+            gymnasium_id=f"agalite/popgym-{task.package_class}-v0",
+            kwargs=task.kwargs,
+        )
+        for task in popgym.tasks()
+    },
 }
 
 

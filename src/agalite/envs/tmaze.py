@@ -132,7 +132,9 @@ class TMaze(JaxEnvironment[TMazeState, TMazeParams]):
         turn_reward = jnp.where(correct, _CORRECT_REWARD, _WRONG_REWARD)
         reward = jnp.where(turned, turn_reward, _STEP_REWARD).astype(jnp.float32)
         obs = _observe(jax.random.bits(key, dtype=jnp.uint32), state, params)
-        info = {"success": correct.astype(jnp.float32)}
+        # An agent that never turns has not found the junction; one that turns wrongly has, and has
+        # not remembered the cue.
+        info = {"success": correct.astype(jnp.float32), "reached": turned.astype(jnp.float32)}
         return obs, state, reward, turned, info
 
     def observe(

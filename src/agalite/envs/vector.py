@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite import validation
 
-# Costly resets are done for blocks of num_envs / _BLOCKS environments at a time.
+# Costly resets are done for blocks of num_envs / _BLOCKS neighbouring environments at a time.
 _BLOCKS = 32
 
 
@@ -17,8 +17,8 @@ class VectorEnv:
     """`num_envs` copies of a JAX environment, each with autoreset.
 
     Equal, bit for bit, to `jax.vmap(env.step)` with the keys `jax.random.split(key, num_envs)`.
-    Where a reset is costly (`env.costly_reset`), it is computed only for the environments whose
-    episode ended, in blocks, instead of for all of them at every step.
+    Where a reset is costly (`env.costly_reset`), it is computed only for blocks of environments
+    in which an episode ended, instead of for all of them at every step.
 
     **Arguments:**
 
@@ -85,13 +85,15 @@ class VectorEnv:
         """What `jax.vmap(env.step)` computes, with the resets taken out of it."""
         env = self.env
         params = env.default_params
-        step_and_reset = jax.vmap(jax.random.split)(keys)  # as gymnax's `step` splits its key
-        final_obs, state, reward, terminated, info = jax.vmap(
-            lambda k, s, a: env.step_env(k, s, a, params)
-        )(step_and_reset[:, 0], state, actions)
+
+        def step(key: Array, state: Any, action: Any) -> Any:
+            # As gymnax's `step` splits its key.
+            return env.step_env(jax.random.split(key)[0], state, action, params)
+
+        final_obs, state, reward, terminated, info = jax.vmap(step)(keys, state, actions)
         truncated = jax.vmap(lambda s: env.is_truncated(s, params))(state)
         done = terminated | truncated
-        obs, state = self._reset_where(done, step_and_reset[:, 1], final_obs, state, params)
+        obs, state = self._reset_where(done, keys, final_obs, state, params)
         info = {
             **info,
             "terminated": terminated,
@@ -103,35 +105,48 @@ class VectorEnv:
     def _reset_where(
         self, done: Bool[Array, " B"], keys: Array, obs: Any, state: Any, params: Any
     ) -> tuple[Any, Any]:
-        """`obs` and `state`, reset where `done`: a loop over blocks of the rows that are."""
+        """`obs` and `state`, reset where `done`: a loop over the blocks in which an episode ended.
+
+        A block is a slice, which is written in place: XLA's CPU backend scatters row by row. Where
+        no episode ends, nothing but the loop's condition is computed.
+        """
         env = self.env
         block = max(1, self.num_envs // _BLOCKS)
-        # Rows to reset come first in `order`. The last block may reach past them, and past B.
-        order = jnp.argsort(jnp.logical_not(done), stable=True)
-        padded = jnp.concatenate([order, jnp.full(block, self.num_envs, order.dtype)])
-        num_done = jnp.sum(done)
+        num_blocks = -(-self.num_envs // block)
+        padded = jnp.pad(done, (0, num_blocks * block - self.num_envs))
+        number = jnp.arange(num_blocks, dtype=jnp.int32)
 
         def more(carry: tuple[Any, Any, Any]) -> Bool[Array, ""]:
-            return carry[0] < num_done
+            return jnp.any(carry[0])
 
         def reset_block(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            start, obs, state = carry
-            rows = jax.lax.dynamic_slice_in_dim(padded, start, block)
-            fresh = jax.vmap(lambda k: env.reset_env(k, params))(keys[rows % self.num_envs])
-            # An index of B is out of bounds, and its row is dropped.
-            target = jnp.where(start + jnp.arange(block) < num_done, rows, self.num_envs)
-            obs, state = jax.tree.map(
-                lambda old, new: old.at[target].set(_merge_last_axes(new), mode="drop"),
-                (obs, state),
-                fresh,
-            )
-            return start + block, obs, state
+            due, obs, state = carry
+            first_due = jnp.argmax(due).astype(jnp.int32)
+            # The last block reaches back into the one before it where B is no multiple. A row that
+            # is reset twice is the same twice.
+            start = jnp.minimum(first_due * block, self.num_envs - block)
 
-        flat = jax.tree.map(_merge_last_axes, (obs, state))
-        _, *after = jax.lax.while_loop(more, reset_block, (jnp.int32(0), *flat))
+            def rows(x: Shaped[Array, "B ..."]) -> Shaped[Array, "block ..."]:
+                return jax.lax.dynamic_slice_in_dim(x, start, block)
+
+            fresh = jax.vmap(lambda k: env.reset_env(jax.random.split(k)[1], params))(rows(keys))
+            ended = rows(done)
+
+            def merge(old: Shaped[Array, "B ..."], new: Shaped[Array, "block ..."]) -> Array:
+                new = _as_rows(new)
+                where = ended.reshape((block,) + (1,) * (new.ndim - 1))
+                merged = jnp.where(where, new, rows(old))
+                return jax.lax.dynamic_update_slice_in_dim(old, merged, start, 0)
+
+            obs, state = jax.tree.map(merge, (obs, state), fresh)
+            return due & (number != first_due), obs, state
+
+        due = jnp.any(padded.reshape(num_blocks, block), axis=1)
+        flat = jax.tree.map(_as_rows, (obs, state))
+        _, *after = jax.lax.while_loop(more, reset_block, (due, *flat))
         return jax.tree.map(lambda x, like: x.reshape(like.shape), tuple(after), (obs, state))
 
 
-def _merge_last_axes(x: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
-    """Images (B, h, w, c) as (B, h, w * c): XLA copies rows of three bytes one by one."""
-    return x.reshape(*x.shape[:-2], -1) if x.ndim > 3 else x
+def _as_rows(x: Shaped[Array, "B ..."]) -> Shaped[Array, "B ..."]:
+    """Images (B, h, w, c) as (B, h * w * c): XLA's loop over three colours is slow."""
+    return x.reshape(x.shape[0], -1) if x.ndim > 2 else x

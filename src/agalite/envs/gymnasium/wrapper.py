@@ -259,7 +259,9 @@ def _compile(env: JaxEnvironment[Any, Any]) -> _Programs:
         return (jax.random.key_data(next_key), state), obs, rest
 
     start, _ = jax.eval_shape(reset, jax.ShapeDtypeStruct((2,), jnp.uint32), params)
-    action = jax.ShapeDtypeStruct(env.action_space(params).shape, jnp.int32)
+    space = env.action_space(params)
+    floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    action = jax.ShapeDtypeStruct(space.shape, space.dtype if floats else jnp.int32)
     after, _, result = jax.eval_shape(step, start, action, params)
     if not _same_arrays(start, after):
         raise ValueError(f"{env.name} begins with the state {start[1]} and steps to {after[1]}")
@@ -321,12 +323,32 @@ def _action_space(env: JaxEnvironment[Any, Any]) -> gymnasium.Space[Any]:
     integers = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
     if integers and len(space.shape) == 1 and not np.any(space.low):
         return gymnasium.spaces.MultiDiscrete(np.broadcast_to(space.high, space.shape) + 1)
-    raise ValueError(f"{env.name} acts in {space!r}; only whole numbers from 0 can be passed on")
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        dtype = np.dtype(space.dtype)
+        low, high = (
+            np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
+        )
+        return gymnasium.spaces.Box(low, high, tuple(space.shape), dtype.type)
+    raise ValueError(
+        f"{env.name} acts in {space!r}; only whole numbers from 0 and a Box of floats can be "
+        "passed on"
+    )
 
 
 def _check_action(action: Any, space: Any) -> Any:
-    """`action` as int32. An invalid one raises before anything is computed."""
+    """`action` as int32, or as floats of the space. An invalid one raises before anything is
+    computed."""
     value = np.asarray(action)
+    if isinstance(space, gymnasium.spaces.Box):
+        fits = value.dtype.kind in "fiu" and value.shape == space.shape
+        # False for NaN. Trainers clip in their own precision, so compare in the space's.
+        value = value.astype(space.dtype) if fits else value
+        if not fits or not np.all((value >= space.low) & (value <= space.high)):
+            raise ValueError(
+                f"action={action!r} must have shape {space.shape}, from {space.low.tolist()} to "
+                f"{space.high.tolist()}"
+            )
+        return value
     fits = value.dtype.kind in "iu" and value.shape == space.shape
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
         if not fits or np.any(value < 0) or np.any(value >= space.nvec):
