@@ -339,6 +339,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "agalite study run": (
         "agalite study run tmaze",
         "agalite study run tmaze --scale cpu --only agent=agalite agent=gru --jobs 2",
+        "agalite study run --all --scale cpu --jobs 2 --hours 8",
+    ),
+    "agalite study claims": (
+        "agalite study claims --out results/studies",
+        "agalite study claims --out results/studies --into docs/results.md",
     ),
     "agalite study status": ("agalite study status tmaze --scale cpu",),
     "agalite study report": ("agalite study report tmaze --scale cpu --to results",),
@@ -349,6 +354,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "agalite bench latency": ("agalite bench latency --quick",),
     "agalite bench cost": ("agalite bench cost --quick",),
     "agalite bench start": ("agalite bench start --rounds 1",),
+    "agalite bench traces": ("agalite bench traces --rounds 5",),
+    "agalite bench stream": ("agalite bench stream --rounds 1 --steps 10000000",),
+    "agalite bench popgym": ("agalite bench popgym --families RepeatFirst Battleship",),
     "agalite bench compare": ("agalite bench compare before.json after.json",),
     "agalite bench history": ("agalite bench history results/throughput-*.json",),
     "agalite completion": (

@@ -9,6 +9,7 @@ import pytest
 from agalite.agents.a2c import A2C
 from agalite.agents.base import (
     Evaluation,
+    advance_traces,
     evaluate_actions,
     from_sequences,
     make_batch,
@@ -129,3 +130,33 @@ def test_a_value_clip_stops_the_gradient_of_the_critic(collected):
 def test_bad_values_are_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(**options)
+
+
+def test_short_sequences_with_traces_have_the_gradient_of_whole_rollouts(collected):
+    """One layer, the weights that acted: what the recurrence reads its input with is exact."""
+    model, _, _, data, initial_states, _ = collected("agalite")
+    assert data.resets[1:].any()
+    agent = A2C()
+
+    def own(batch):
+        def loss(model):
+            return agent.loss(model, batch, jnp.float32(0.01))[0]
+
+        attention = eqx.filter_grad(loss)(model).memory.blocks[0].attention
+        return attention.project.inputs.weight, attention.project.bias, attention.norm.scale
+
+    @jax.jit
+    def gradients(data, initial_states):
+        trace = model.initial_trace(data.resets.shape[1])
+        traces, _ = advance_traces(model, trace, data, initial_states, 12)
+        first = jax.tree.map(lambda x: x[:1], initial_states)
+        advantages = jnp.cos(jnp.arange(48.0))[:, None] * jnp.ones_like(data.values)
+        whole = own(make_batch(data, first, advantages, 48))
+        return whole, *(
+            own(make_batch(data, initial_states, advantages, 12, t)) for t in (traces, None)
+        )
+
+    whole, traced, truncated = gradients(data, initial_states)
+    for a, b, c in zip(whole, traced, truncated, strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-4 * np.abs(a).max())
+        assert np.abs(c - a).max() > 5e-3 * np.abs(a).max()

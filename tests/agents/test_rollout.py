@@ -79,7 +79,7 @@ def test_noise_is_held_for_some_steps():
         key=jax.random.key(0),
     )
 
-    def actions(noise_steps):
+    def actions(noise_steps, noise_key=None):
         _, data, _, _ = collect_rollout(
             model,
             envs,
@@ -88,6 +88,7 @@ def test_noise_is_held_for_some_steps():
             num_steps=24,
             seq_len=12,
             noise_steps=noise_steps,
+            noise_key=noise_key,
         )
         return np.asarray(data.actions)  # (24, 64)
 
@@ -95,6 +96,8 @@ def test_noise_is_held_for_some_steps():
     np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
     assert (held[0, 0] != held[1, 0]).any()
     assert (held[1, 0] != held[2, 0]).any()
+    outlasts = actions(48, jax.random.key(3))
+    np.testing.assert_array_equal(outlasts, np.broadcast_to(outlasts[:1], outlasts.shape))
     assert (fresh[1:] != fresh[:-1]).mean() == pytest.approx(0.75, abs=0.05)
     # Across environments and blocks the actions are still the policy's: a quarter each.
     np.testing.assert_allclose(np.bincount(held[:, 0].ravel(), minlength=4) / 192, 0.25, atol=0.1)

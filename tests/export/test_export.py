@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/onnx_tmaze.py"
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 IMAGE = Box(0, 255, (40, 36, 3), np.uint8)
 GRU = {"d_model": 6, "hidden_size": 7}
-QUICK_MODELS = ("agalite", "galite", "gru")
+QUICK_MODELS = ("agalite", "galite", "gru", "s5", "mamba2")
 
 
 def one_layer(row):

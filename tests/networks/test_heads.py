@@ -9,7 +9,13 @@ import pytest
 from gymnax.environments import spaces
 
 from agalite.envs.mystery_path import Directions
-from agalite.networks.heads import Categorical, DiagonalNormal, MultiCategorical, make_action_head
+from agalite.networks.heads import (
+    Categorical,
+    DiagonalNormal,
+    EpsilonGreedy,
+    MultiCategorical,
+    make_action_head,
+)
 from modules import assert_close
 
 KEY = jax.random.key(0)
@@ -182,3 +188,21 @@ def test_unsuitable_action_spaces_are_refused():
         make_action_head(spaces.Box(1.0, 1.0, (2,)), 4, key=KEY)
     with pytest.raises(ValueError, match=r"65536 whole numbers .* at most 4096"):
         make_action_head(gym.spaces.Box(0, 65535, (2,), np.uint16), 4, key=KEY)
+
+
+def test_an_epsilon_greedy_policy_takes_the_best_action():
+    policy = EpsilonGreedy(jnp.array([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0]]), 0.3)
+    np.testing.assert_array_equal(policy.mode(), [1, 0])  # the first of equals
+    np.testing.assert_allclose(jnp.exp(policy.logits), [[0.1, 0.8, 0.1], [0.8, 0.1, 0.1]])
+    np.testing.assert_allclose(policy.log_prob(jnp.array([1, 2])), np.log([0.8, 0.1]), rtol=1e-5)
+    greedy = EpsilonGreedy(jnp.array([0.0, 3.0]), 0.0)
+    samples = jax.vmap(greedy.sample)(jax.random.split(jax.random.key(0), 20))
+    assert (samples == 1).all()
+
+
+def test_action_values_need_a_discrete_space():
+    box = gym.spaces.Box(-1, 1, (2,))
+    with pytest.raises(ValueError, match=r"has no action values; they need a Discrete space"):
+        make_action_head(box, 4, epsilon=0.1, key=jax.random.key(0))
+    head = make_action_head(gym.spaces.Discrete(3), 4, epsilon=0.1, key=jax.random.key(0))
+    assert head(jnp.ones((5, 4))).values.shape == (5, 3)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agalite.memory import MODELS, make_memory
+from agalite.memory.registry import DIAGONAL
 from agalite.supervised.batches import Packing
 from agalite.supervised.classifier import Classifier, without_state
 from supervised.random_examples import random_examples
@@ -22,6 +23,8 @@ OPTIONS = {
     "gtrxl": BLOCK | {"memory": 8},
     "gru": {"d_model": 8, "hidden_size": 8},
     "lstm": {"d_model": 8, "hidden_size": 8},
+    **dict.fromkeys(("mlstm", "deltanet", "mamba2", "ffm"), BLOCK),
+    **{name: {"d_model": 8, "layers": 1, "ffn_size": 8, "hidden_size": 8} for name in DIAGONAL},
     "feedforward": {"d_model": 8, "layers": 1, "ffn_size": 8},
 }
 QUICK = (("agalite", "mean"), ("transformer", "mean"), ("gru", "last"))

@@ -132,7 +132,7 @@ def test_the_help_without_an_environment_says_whose_options_it_shows(capsys):
             "shows those of another choice."
         )
         assert (said in text) == (not words)
-        assert "a2c, ppo or appo. (default: the preset's)" in text
+        assert "stream-ac or stream-q. (default: the preset's)" in text
 
 
 def test_every_option_has_a_help_text(capsys):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from agalite.training.policy import load, load_policy
 from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import Diverged
-from agalite.training.train import Trainer, train
+from agalite.training.train import Trainer, resume, train
 
 SMALL = {"d_model": 16, "layers": 1, "heads": 2, "head_size": 8, "ffn_size": 16, "eta": 2}
 CONFIG = {
@@ -273,9 +274,23 @@ def test_only_with_memory_an_agent_learns_to_remember(memory, options, least, mo
         total_timesteps=100_000,
         log_every=10_000,
         agent=A2C(3e-3, ent_coef=1e-2),
+        stop_at_success=0.95,
     )
-    summary = train(config, tmp_path / "run", quiet=True).read_summary()
+    run = train(config, tmp_path / "run", quiet=True)
+    summary = run.read_summary()
     assert least < summary["last_tenth"]["charts/success"] <= most
+    # What has succeeded ends early, and is not trained further when it is resumed.
+    assert summary.get("stopped_at_success", False) == (memory == "agalite")
+    assert (summary["steps"] < 100_000) == (memory == "agalite")
+    resume(run.folder, quiet=True)
+    assert Run.open(run.folder).read_summary() == summary
+
+
+def test_a_run_cannot_stop_at_success_where_there_is_none():
+    config = TrainConfig(**{**CONFIG, "env": "masked-cartpole", "env_options": {}})
+    config = dataclasses.replace(config, stop_at_success=0.9)
+    with pytest.raises(ValueError, match=r"stop_at_success=0\.9: masked-cartpole reports no suc"):
+        Trainer(config)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +305,8 @@ def test_only_with_memory_an_agent_learns_to_remember(memory, options, least, mo
         ({"num_envs": 10**12}, "num_envs=1000000000000 times num_steps=8 is more than the"),
         ({"agent": PPO(num_minibatches=3)}, "num_minibatches=3 must divide the 4 sequences"),
         ({"seed": -1}, "seed=-1"),
+        ({"stop_at_success": 1.5}, "stop_at_success=1.5 must be"),
+        ({"gradient": "rtl"}, "gradient='rtl' is unknown; choose one of: bptt, rtrl"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_compiled(change, message):

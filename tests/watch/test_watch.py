@@ -145,6 +145,21 @@ def test_matrix_is_written_and_kept_by_both_gates(name):
     np.testing.assert_allclose(row.past[4, 2], left, atol=1e-5)
 
 
+@pytest.mark.parametrize("row", ["rtu", *slow("lru", "s5", "mingru")])
+def test_elements_of_a_diagonal_recurrence(row):
+    """Each has four elements: a quarter is one of them."""
+    memory, xs, _, _ = episode(row)
+    (layer,) = gates.inspect_memory(memory, xs)
+    assert (layer.name, layer.reads, len(layer.rows)) == ("layer 1", False, 4)
+    mixer, h = memory.blocks[0].attention, gates.attention_inputs(memory, jnp.asarray(xs))[0]
+    written, kept = (np.asarray(x) for x in gates.element_gates(mixer, h))
+    slowest = kept.mean(axis=0).argmax()
+    np.testing.assert_allclose(layer.rows[-1].past[4, 2], kept[3:5, slowest].prod(), rtol=1e-5)
+    np.testing.assert_allclose(layer.rows[-1].written, written[:, slowest], rtol=1e-6)
+    decays, drives = mixer.recurrence(mixer.norm(h))
+    assert jax.tree.leaves(decays)[0].shape == jax.tree.leaves(drives)[0].shape == (T, 4)
+
+
 def test_horizons_are_those_of_the_initial_biases():
     """With weights of zero the gates are their biases: time constants from 2 to 50."""
     memory = make_memory("gru", INPUT, d_model=6, hidden_size=400, horizon=(2, 50))
@@ -161,6 +176,39 @@ def test_horizons_are_those_of_the_initial_biases():
     expected = np.split(np.geomspace(2, 50, 400), 4)
     for row, taus in zip(rows, expected, strict=True):
         np.testing.assert_allclose(row.horizon, np.percentile(taus, [10, 50, 90]), rtol=0.02)
+
+
+@pytest.mark.parametrize("row", ["mlstm", *slow("deltanet", "mamba2")])
+def test_one_gate_per_head(row):
+    memory, xs, state, _ = episode(row)
+    attention = memory.blocks[0].attention
+    h = eqx.filter_jit(gates.attention_inputs)(memory, xs)[0]
+    written, kept = eqx.filter_jit(gates.head_gates)(attention, h)
+    (layer,) = gates.inspect_memory(memory, xs)
+    assert [x.name for x in layer.rows] == ["head 1", "head 2"]
+    for i, head in enumerate(layer.rows):
+        np.testing.assert_allclose(head.kept, kept[:, i], rtol=1e-6)
+        np.testing.assert_allclose(head.past[-1, 0], np.prod(kept[1:, i]), rtol=1e-4)
+    if row == "mlstm":  # the normaliser is a sum of keys by these gates
+        k, n = np.asarray(eqx.filter_jit(attention.inputs)(h).k), np.zeros_like(state[0].n)
+        for t in range(T):
+            n = kept[t][:, None] * n + written[t][:, None] * k[t]
+        np.testing.assert_allclose(n, state[0].n, rtol=1e-4, atol=1e-6)
+
+
+def test_gates_of_ffm():
+    memory, xs, state, _ = episode("ffm")
+    attention = memory.blocks[0].attention
+    h = eqx.filter_jit(gates.attention_inputs)(memory, xs)[0]
+    written, kept = eqx.filter_jit(gates.trace_gates)(attention, h)
+    x = np.asarray(eqx.filter_jit(attention.columns)(h)[0])
+    turn = np.exp(-1j * np.asarray(attention.omega, np.float64))
+    S = np.zeros(state[0].real.shape, complex)
+    for t in range(T):
+        S = np.asarray(kept)[t][:, None] * turn * S + (np.asarray(written)[t] * x[t])[:, None]
+    np.testing.assert_allclose(S, state[0].real + 1j * state[0].imag, rtol=1e-4, atol=1e-5)
+    (layer,) = gates.inspect_memory(memory, xs)
+    assert len(layer.rows) == 4
 
 
 @pytest.mark.parametrize("row", ["gtrxl", *slow("gtrxl memory 1", "transformer")])

@@ -73,12 +73,13 @@ class APPO(PPO):
         seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
+        traces: PyTree[Array] | None = None,
     ) -> tuple[ActorCritic, Any, Metrics]:
         """`initial_states` may be of any age: what they cache is refreshed."""
         parts = rollout.rewards.shape[0] // seq_len
         sequences = parts * rollout.rewards.shape[1]
         advantages = jnp.zeros_like(rollout.rewards) if self.vtrace else self._advantages(rollout)
-        plain = make_batch(rollout, initial_states, advantages, seq_len)
+        plain = make_batch(rollout, initial_states, advantages, seq_len, traces)
         # The axis size is given because a memory state may hold no arrays.
         refresh = jax.vmap(model.refresh, axis_size=sequences)
         plain = plain._replace(initial_states=refresh(plain.initial_states))

@@ -80,6 +80,7 @@ class Agent:
         seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
+        traces: PyTree[Shaped[Array, "N B ..."]] | None = None,
     ) -> tuple[ActorCritic, Any, Metrics]:
         """Updates the model with one rollout.
 
@@ -92,6 +93,7 @@ class Agent:
         - `seq_len`: how many steps back a gradient reaches.
         - `key`: for shuffling.
         - `remaining`: the fraction of the run that is left, 1 at its beginning, for annealing.
+        - `traces`: (N, B, ...), of the initial states; `None`: gradients end at those.
 
         **Returns:**
 
@@ -103,9 +105,36 @@ class Agent:
         # that acted.
         returns = self._advantages(rollout) + rollout.values
         model, opt_state, metrics = self._learn(
-            model, optimizer, opt_state, rollout, initial_states, seq_len, key, remaining
+            model, optimizer, opt_state, rollout, initial_states, seq_len, key, remaining, traces
         )
         return model.update_statistics(rollout.obs, returns), opt_state, metrics
+
+    def learn_with_trace(
+        self,
+        model: ActorCritic,
+        optimizer: optax.GradientTransformation,
+        opt_state: Any,
+        rollout: Rollout,
+        initial_states: PyTree[Shaped[Array, "N B ..."]],
+        trace: PyTree[Shaped[Array, "B ..."]],
+        seq_len: int,
+        key: Array,
+        remaining: Float[Array, ""],
+    ) -> tuple[ActorCritic, Any, Metrics, PyTree[Shaped[Array, "B ..."]]]:
+        """`learn` by real-time recurrent learning: gradients reach past the rollout.
+
+        **Arguments:** as for `learn`, and
+
+        - `trace`: (B, ...), of the memory states at the beginning of the rollout.
+
+        **Returns:**
+
+        As `learn`, and the trace of the memory states at the end of the rollout.
+        """
+        traces, trace = advance_traces(model, trace, rollout, initial_states, seq_len)
+        args = rollout, initial_states, seq_len, key, remaining
+        model, opt_state, metrics = self.learn(model, optimizer, opt_state, *args, traces)
+        return model, opt_state, metrics, trace
 
     def _learn(
         self,
@@ -117,6 +146,7 @@ class Agent:
         seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
+        traces: PyTree[Array] | None = None,
     ) -> tuple[ActorCritic, Any, Metrics]:
         """`learn` with scaled rewards and fixed running statistics."""
         raise NotImplementedError
@@ -134,9 +164,15 @@ class Agent:
     def _entropy_coefficient(self, remaining: Float[Array, ""]) -> Float[Array, ""]:
         return self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
 
-    def _make_batch(self, rollout: Rollout, initial_states: PyTree[Array], seq_len: int) -> "Batch":
+    def _make_batch(
+        self,
+        rollout: Rollout,
+        initial_states: PyTree[Array],
+        seq_len: int,
+        traces: PyTree[Array] | None,
+    ) -> "Batch":
         """The sequences of a rollout with their GAE advantages."""
-        return make_batch(rollout, initial_states, self._advantages(rollout), seq_len)
+        return make_batch(rollout, initial_states, self._advantages(rollout), seq_len, traces)
 
     def _advantages(self, rollout: Rollout) -> Float[Array, "T B"]:
         return gae(
@@ -163,12 +199,17 @@ class Batch(NamedTuple):
     advantages: Float[Array, "L S"]
     targets: Float[Array, "L S"]
     """Regression targets of the critic."""
+    traces: PyTree[Shaped[Array, "S ..."]] | None = None
+    """Of the initial states, if gradients are to reach past them."""
+    past: Any = None
+    """`past` of `ActorCritic.scan_and_advance`."""
 
     def take(self, rows: Array) -> "Batch":
         """The minibatch of these sequences."""
-        initial_states = jax.tree.map(lambda x: x[rows], self.initial_states)
-        rest = jax.tree.map(lambda x: x[:, rows], tuple(self)[1:])
-        return Batch(initial_states, *rest)
+        states, traces = jax.tree.map(lambda x: x[rows], (self.initial_states, self.traces))
+        whole = self._replace(initial_states=None, traces=None, past=None)
+        rest = jax.tree.map(lambda x: x[:, rows], whole)
+        return rest._replace(initial_states=states, traces=traces, past=self.past)
 
 
 def make_batch(
@@ -176,6 +217,7 @@ def make_batch(
     initial_states: PyTree[Shaped[Array, "N B ..."]],
     advantages: Float[Array, "T B"],
     seq_len: int,
+    traces: PyTree[Shaped[Array, "N B ..."]] | None = None,
 ) -> Batch:
     """A rollout of T = N * L steps in B environments as S = N * B sequences of L = `seq_len`.
 
@@ -185,16 +227,22 @@ def make_batch(
     - `initial_states`: (N, B, ...), the memory states that the sequences began with.
     - `advantages`: (T, B).
     - `seq_len`: L, which divides T.
+    - `traces`: (N, B, ...), of the initial states, or `None`.
 
     **Returns:**
 
     The batch: (L, S, ...), its initial states (S, ...), and targets advantages + values.
     """
     parts = advantages.shape[0] // seq_len
-    states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), initial_states)
+    states, traces = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (initial_states, traces))
     r = rollout
-    rest = (r.obs, r.resets, r.actions, r.log_probs, r.values, advantages, advantages + r.values)
-    return Batch(states, *jax.tree.map(lambda x: to_sequences(x, parts), rest))
+    rest: Any = (
+        *(r.obs, r.resets, r.actions, r.log_probs, r.values),
+        *(advantages, advantages + r.values),
+    )
+    return Batch(states, *jax.tree.map(lambda x: to_sequences(x, parts), rest))._replace(
+        traces=traces
+    )
 
 
 def to_sequences(x: Shaped[Array, "T B ..."], parts: int) -> Shaped[Array, "L S ..."]:
@@ -218,14 +266,56 @@ class Evaluation(NamedTuple):
     log_probs: Float[Array, "L S"]
     entropy: Float[Array, "L S"]
     values: Float[Array, "L S"]
+    traces: PyTree[Shaped[Array, "S ..."]] | None = None
+    """After the sequences, if the batch has traces."""
 
 
 def evaluate_actions(model: ActorCritic, batch: Batch) -> Evaluation:
     """Runs the model over all sequences, each from its initial memory state."""
+    if batch.traces is not None:
+
+        def scan(state: Any, obs: Any, resets: Any, trace: Any) -> Any:
+            return model.scan_and_advance(state, obs, resets, trace, past=batch.past)
+
+        _, policy, values, traces = jax.vmap(scan, in_axes=(0, 1, 1, 0), out_axes=(0, 1, 1, 0))(
+            batch.initial_states, batch.obs, batch.resets, batch.traces
+        )
+        return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values, traces)
     _, policy, values = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))(
         batch.initial_states, batch.obs, batch.resets
     )
     return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values)
+
+
+def advance_traces(
+    model: ActorCritic,
+    trace: PyTree[Shaped[Array, "B ..."]],
+    rollout: Rollout,
+    initial_states: PyTree[Shaped[Array, "N B ..."]],
+    seq_len: int,
+) -> tuple[PyTree[Shaped[Array, "N B ..."]], PyTree[Shaped[Array, "B ..."]]]:
+    """The traces at the beginning of each of the N sequences of a rollout, and at its end.
+
+    **Arguments:**
+
+    - `model`: with the weights that acted.
+    - `trace`: (B, ...), at the beginning of the rollout.
+    - `rollout`: (T, B, ...).
+    - `initial_states`: (N, B, ...), the memory states at the beginning of the sequences.
+    - `seq_len`: T / N.
+    """
+
+    def split(x: Array) -> Array:
+        return x.reshape(-1, seq_len, *x.shape[1:])
+
+    def one(trace: Any, sequence: tuple[Any, Any, Array]) -> tuple[Any, Any]:
+        state, obs, resets = sequence
+        scan = jax.vmap(lambda *args: model.scan_and_advance(*args)[3], in_axes=(0, 1, 1, 0))
+        return scan(state, obs, resets, trace), trace
+
+    sequences = initial_states, *jax.tree.map(split, (rollout.obs, rollout.resets))
+    trace, traces = jax.lax.scan(one, trace, sequences)
+    return traces, trace
 
 
 Loss = Callable[[ActorCritic, Batch], tuple[Float[Array, ""], Metrics]]
@@ -248,14 +338,36 @@ def apply_gradients(
 
     **Returns:**
 
-    The new model, the new optimizer state, and the metrics with the norm of the gradient.
+    The new model, the new optimizer state, and the metrics with the norm of the gradient. With
+    traces also `losses/past_grad_fraction`: with g the gradient of the memory's weights inside the
+    sequences and p what the traces add to it, |p| / (|p| + |g|).
     """
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
-    def loss_of(params: Any) -> tuple[Float[Array, ""], Metrics]:
-        return loss(eqx.combine(params, static), batch)
+    def loss_of(params: Any, past: Any) -> tuple[Float[Array, ""], Metrics]:
+        model = eqx.combine(params, static)
+        if past is None:
+            return loss(model, batch)
+        memories = static.memory, static.critic_memory
+        return loss(model, batch._replace(past=eqx.combine(past, memories)))
 
-    (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+    if batch.traces is None:
+        (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params, None)
+    else:
+        # The same weights twice, so that the gradient from before the sequences can be measured.
+        memories = params.memory, params.critic_memory
+        (_, metrics), (gradient, past) = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(
+            params, memories
+        )
+        inside = gradient.memory, gradient.critic_memory
+        a, b = optax.tree.norm(past), optax.tree.norm(inside)
+        metrics = {**metrics, "losses/past_grad_fraction": a / jnp.maximum(a + b, 1e-30)}
+        gradient = eqx.tree_at(
+            lambda g: (g.memory, g.critic_memory),
+            gradient,
+            jax.tree.map(jnp.add, inside, past),
+            is_leaf=lambda x: x is None,
+        )
     metrics = {**metrics, "losses/grad_norm": optax.tree.norm(gradient)}
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return eqx.apply_updates(eqx.combine(params, static), updates), opt_state, metrics

@@ -70,8 +70,9 @@ class PPO(Agent):
         seq_len: int,
         key: Array,
         remaining: Float[Array, ""],
+        traces: PyTree[Array] | None = None,
     ) -> tuple[ActorCritic, Any, Metrics]:
-        batch = self._make_batch(rollout, initial_states, seq_len)
+        batch = self._make_batch(rollout, initial_states, seq_len, traces)
         return self._run_epochs(model, optimizer, opt_state, batch, key, remaining)
 
     def _run_epochs(

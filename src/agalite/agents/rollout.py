@@ -98,6 +98,7 @@ def collect_rollout(
     seq_len: int,
     bootstrap: bool = True,
     noise_steps: int = 1,
+    noise_key: Array | None = None,
 ) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for T = `num_steps` steps in every environment.
 
@@ -113,6 +114,8 @@ def collect_rollout(
         episode; otherwise nothing follows.
     - `noise_steps`: steps for which the randomness of the actions stays the same. Every action
         still has the policy's distribution, so that its log-probability is right.
+    - `noise_key`: the randomness of all actions of this rollout, if it stays the same for several
+        rollouts; `None`: from `key`.
 
     **Returns:**
 
@@ -130,10 +133,10 @@ def collect_rollout(
 
     action_keys, env_keys = jax.vmap(jax.random.split, out_axes=1)(jax.random.split(key, num_steps))
     steps = jnp.arange(num_steps)
-    keys = jax.tree.map(
-        lambda x: x.reshape(num_steps // seq_len, seq_len),
-        (action_keys[steps - steps % noise_steps], env_keys),
-    )
+    action_keys = action_keys[steps - steps % noise_steps]
+    if noise_key is not None:
+        action_keys = jnp.broadcast_to(noise_key, num_steps)
+    keys = jax.tree.map(lambda x: x.reshape(num_steps // seq_len, seq_len), (action_keys, env_keys))
     runner_state, (rollout, initial_states, episodes) = lax.scan(sequence, runner_state, keys)
     rollout = jax.tree.map(lambda x: x.reshape(num_steps, *x.shape[2:]), rollout)
     # The value of the observation after the last step. The memory state that this step returns is
@@ -181,14 +184,7 @@ def _step(
         truncated_values = batched_cond(
             jnp.any(truncated), final_values, truncated_values, weights, memory_state, final_obs
         )
-    returns, lengths = state.returns + rewards, state.lengths + 1
-    done = ends.astype(jnp.float32)
-    extras = {
-        name: jnp.sum(done * info[name].astype(jnp.float32))
-        for name in sorted(info)
-        if name not in _NOT_EXTRAS and jnp.shape(info[name]) == done.shape
-    }
-    episodes = Episodes(done.sum(), (done * returns).sum(), (done * lengths).sum(), extras)
+    episodes, returns, lengths = count_episodes(state, rewards, ends, info)
     rollout = Rollout(
         state.obs,
         state.resets,
@@ -199,10 +195,33 @@ def _step(
         ends,
         jnp.where(truncated, truncated_values, 0.0),
     )
-    new = RunnerState(
-        env_state, obs, ends, memory_state, (1 - done) * returns, (1 - done) * lengths
-    )
+    new = RunnerState(env_state, obs, ends, memory_state, returns, lengths)
     return new, (rollout, episodes)
+
+
+def count_episodes(
+    state: RunnerState, rewards: Float[Array, " B"], ends: Bool[Array, " B"], info: dict[str, Any]
+) -> tuple[Episodes, Float[Array, " B"], Float[Array, " B"]]:
+    """Sums over the episodes that a step ended.
+
+    **Arguments:**
+
+    - `state`: before the step.
+    - `rewards`, `ends`, `info`: (B,), of the step.
+
+    **Returns:**
+
+    The sums, and the returns and lengths (B,) of the current episodes so far.
+    """
+    returns, lengths = state.returns + rewards, state.lengths + 1
+    done = ends.astype(jnp.float32)
+    extras = {
+        name: jnp.sum(done * info[name].astype(jnp.float32))
+        for name in sorted(info)
+        if name not in _NOT_EXTRAS and jnp.shape(info[name]) == done.shape
+    }
+    episodes = Episodes(done.sum(), (done * returns).sum(), (done * lengths).sum(), extras)
+    return episodes, (1 - done) * returns, (1 - done) * lengths
 
 
 _NOT_EXTRAS = ("terminated", "truncated", "final_observation", "discount")

@@ -14,7 +14,7 @@ from agalite.memory.layers import Dense
 from agalite.networks.encoders import Encoder, VectorEncoder, make_encoder
 from agalite.networks.heads import ActionHead, Distribution, make_action_head, scaled_dense
 from agalite.networks.normalisation import RunningStatistics
-from agalite.ops.activations import relu, tanh
+from agalite.ops.activations import normalise, relu, tanh
 from agalite.ops.matmul import PRECISIONS
 from agalite.ops.matmul import precision as precision_of_products
 from agalite.ops.resets import broadcast_state
@@ -53,7 +53,8 @@ class ActorCritic(eqx.Module):
     """The hidden layers of actor and critic as one matrix product where both read the same
     features; with a `critic_memory` the actor's alone."""
     actor: ActionHead
-    critic: Dense
+    critic: Dense | None
+    """None where the actor's outputs are action values, of which the highest is the value."""
     critic_memory: Memory | None
     critic_hidden: Dense | None
     obs_statistics: RunningStatistics | None
@@ -61,6 +62,7 @@ class ActorCritic(eqx.Module):
     return_statistics: RunningStatistics | None
     """The critic's last layer gives (value - mean) / std of these."""
     activation: str = eqx.field(static=True)
+    hidden_norm: bool = eqx.field(static=True)
     previous_action: bool = eqx.field(static=True)
     previous_reward: bool = eqx.field(static=True)
     precision: str = eqx.field(static=True)
@@ -81,11 +83,13 @@ class ActorCritic(eqx.Module):
         log_std_init: float = 0.0,
         critic_gain: float = 1.0,
         activation: str = "tanh",
+        hidden_norm: bool = False,
         separate_critic: bool = False,
         previous_action: bool = False,
         previous_reward: bool = False,
         norm_obs: bool = False,
         norm_return: bool = False,
+        epsilon: float | None = None,
         precision: str = "float32",
         key: PRNGKeyArray,
     ) -> "ActorCritic":
@@ -101,11 +105,14 @@ class ActorCritic(eqx.Module):
             layers and of the last layer of actor and critic.
         - `log_std_init`: logarithm of the standard deviation of continuous actions at the start.
         - `activation`: of the hidden layers, "tanh" or "relu".
+        - `hidden_norm`: layer norm, without weights, before that activation.
         - `separate_critic`: the critic has a memory of its own.
         - `previous_action`, `previous_reward`: whether the memory reads them beside the
             observation.
         - `norm_obs`: normalise observations by running statistics; vectors only.
         - `norm_return`: normalise the critic's targets by running statistics.
+        - `epsilon`: the actor's outputs are action values, for a Discrete space, and the policy is
+            epsilon-greedy; there is no critic.
         - `precision`: of the matrix products of encoder and memory, as for
             `ops.matmul.precision`; those of actor and critic are float32.
         - `key`: for the initial weights.
@@ -118,8 +125,15 @@ class ActorCritic(eqx.Module):
             encoder, observation_space, patch_size=patch_size, key=encoder_key
         )
         actor = make_action_head(
-            action_space, hidden_size, gain=actor_gain, log_std_init=log_std_init, key=actor_key
+            action_space,
+            hidden_size,
+            gain=actor_gain,
+            log_std_init=log_std_init,
+            epsilon=epsilon,
+            key=actor_key,
         )
+        if epsilon is not None and (separate_critic or norm_return):
+            raise ValueError("action values have no critic: leave separate_critic and norm_return")
         inputs = encoder_module.output_size
         inputs += actor.encoding_size * previous_action + 1 * previous_reward
 
@@ -127,7 +141,8 @@ class ActorCritic(eqx.Module):
             return make_memory(memory, inputs, key=key, **(memory_options or {}))
 
         memory_module = make(memory_key)
-        outputs = [hidden_size] if separate_critic else [hidden_size, hidden_size]
+        own = separate_critic or epsilon is not None
+        outputs = [hidden_size] if own else [hidden_size, hidden_size]
         second = [jax.random.fold_in(k, 1) for k in (memory_key, hidden_key)]
         critic_memory = make(second[0]) if separate_critic else None
         statistics = None
@@ -145,7 +160,9 @@ class ActorCritic(eqx.Module):
                 memory_module.output_size, *outputs, gain=hidden_gain, key=hidden_key
             ),
             actor=actor,
-            critic=scaled_dense(hidden_size, 1, gain=critic_gain, key=critic_key),
+            critic=None
+            if epsilon is not None
+            else scaled_dense(hidden_size, 1, gain=critic_gain, key=critic_key),
             critic_memory=critic_memory,
             critic_hidden=critic_memory
             and scaled_dense(
@@ -154,6 +171,7 @@ class ActorCritic(eqx.Module):
             obs_statistics=statistics,
             return_statistics=RunningStatistics(()) if norm_return else None,
             activation=activation,
+            hidden_norm=hidden_norm,
             previous_action=previous_action,
             previous_reward=previous_reward,
             precision=precision,
@@ -257,6 +275,62 @@ class ActorCritic(eqx.Module):
                 state = actor_state, critic_state
         return state, *self._heads(features, critic_features)
 
+    @property
+    def has_traces(self) -> bool:
+        """Whether gradients can reach past the beginning of a sequence."""
+        return self.memory.has_traces
+
+    def initial_trace(self, batch: int | None = None) -> Any:
+        """The trace of `initial_state(batch)`; of a critic's own memory too."""
+        trace = self.memory.initial_trace()
+        if self.critic_memory is not None:
+            trace = trace, self.critic_memory.initial_trace()
+        if batch is None:
+            return trace
+        return broadcast_state(trace, batch)
+
+    def scan_and_advance(
+        self,
+        state: Any,
+        obs: PyTree[Shaped[Array, "T ..."]],
+        resets: Bool[Array, " T"] | None,
+        trace: Any,
+        *,
+        past: tuple[Memory, Memory | None] | None = None,
+    ) -> tuple[Any, Distribution, Float[Array, " T"], Any]:
+        """`scan` whose gradient includes the past of the memory state, and the trace after it.
+
+        What lies below the memory, the encoder, gets the gradient of the sequence only.
+
+        **Arguments:**
+
+        - `state`, `obs`, `resets`: as for `scan`.
+        - `trace`: of the memory state.
+        - `past`: as for `Memory.scan_and_advance`: the memory and the critic's own memory whose
+            weights get the gradient from before the sequence; `None`: those of this network.
+
+        **Returns:**
+
+        The new memory state, the distributions (T,), the values (T,) and the new trace.
+        """
+        past = (self.memory, self.critic_memory) if past is None else past
+        critic_features = None
+        with precision_of_products(self.precision):
+            xs = self.encode(obs, resets)
+            if self.critic_memory is None:
+                state, features, trace = self.memory.scan_and_advance(
+                    state, xs, resets, trace, past=past[0]
+                )
+            else:
+                actor_state, features, actor_trace = self.memory.scan_and_advance(
+                    state[0], xs, resets, trace[0], past=past[0]
+                )
+                critic_state, critic_features, critic_trace = self.critic_memory.scan_and_advance(
+                    state[1], xs, resets, trace[1], past=past[1]
+                )
+                state, trace = (actor_state, critic_state), (actor_trace, critic_trace)
+        return state, *self._heads(features, critic_features), trace
+
     def encode(
         self, obs: PyTree[Shaped[Array, "T ..."]], resets: Bool[Array, " T"] | None
     ) -> Float[Array, "T N"]:
@@ -313,7 +387,7 @@ class ActorCritic(eqx.Module):
             raw = obs.obs if isinstance(obs, Inputs) else obs
             samples = jax.vmap(self.encoder.over_time)(raw).reshape(-1, self.encoder.output_size)
             model = eqx.tree_at(lambda m: m.obs_statistics, model, old.update(samples))
-        if (old := self.return_statistics) is not None:
+        if (old := self.return_statistics) is not None and self.critic is not None:
             new = old.update(returns.reshape(-1))
             weight = self.critic.weight * (old.std / new.std)
             bias = (self.critic.bias * old.std + old.mean - new.mean) / new.std
@@ -323,6 +397,16 @@ class ActorCritic(eqx.Module):
                 (new, weight, bias),
             )
         return model
+
+    def add_observation(
+        self, obs: PyTree[Shaped[Array, "B ..."]], statistics: RunningStatistics
+    ) -> RunningStatistics:
+        """The statistics of observations with those of one more step."""
+        raw = obs.obs if isinstance(obs, Inputs) else obs
+        samples = self.encoder.over_time(raw)
+        for i in range(samples.shape[0]):
+            statistics = statistics.add(samples[i])
+        return statistics
 
     @property
     def parameter_count(self) -> int:
@@ -334,16 +418,21 @@ class ActorCritic(eqx.Module):
     def _heads(
         self, features: Float[Array, "T D"], critic_features: Float[Array, "T D"] | None = None
     ) -> tuple[Distribution, Float[Array, " T"]]:
-        activate = ACTIVATIONS[self.activation]
+        if self.critic is None:
+            policy: Any = self.actor(self._activate(self.hidden(features)))
+            return policy, jnp.max(policy.values, axis=-1)
         if self.critic_hidden is None or critic_features is None:
-            actor, critic = jnp.split(activate(self.hidden(features)), 2, axis=-1)
+            actor, critic = jnp.split(self.hidden(features), 2, axis=-1)
         else:
-            actor, critic = activate(self.hidden(features)), self.critic_hidden(critic_features)
-            critic = activate(critic)
+            actor, critic = self.hidden(features), self.critic_hidden(critic_features)
+        actor, critic = self._activate(actor), self._activate(critic)
         values = self.critic(critic)[:, 0]
         if (statistics := self.return_statistics) is not None:
             values = values * statistics.std + jax.lax.stop_gradient(statistics.mean)
         return self.actor(actor), values
+
+    def _activate(self, x: Float[Array, "T F"]) -> Float[Array, "T F"]:
+        return ACTIVATIONS[self.activation](normalise(x) if self.hidden_norm else x)
 
 
 def partition_shapes(shapes: Any) -> tuple[Any, Any]:

@@ -71,6 +71,25 @@ class Categorical(Distribution):
         return below - jnp.log(jnp.sum(jnp.exp(below), axis=-1, keepdims=True))
 
 
+class EpsilonGreedy(Categorical):
+    """The likeliest of n actions is the one with the highest value (..., n).
+
+    Any action is taken with probability epsilon, the best otherwise; `logits` are the logarithms of
+    these probabilities.
+    """
+
+    values: Float[Array, "... n"]
+
+    def __init__(self, values: Float[Array, "... n"], epsilon: float):
+        n = values.shape[-1]
+        best = jnp.argmax(values, axis=-1, keepdims=True) == jnp.arange(n)
+        self.values = values
+        self.logits = jnp.log(jnp.where(best, 1 - epsilon + epsilon / n, epsilon / n))
+
+    def mode(self) -> Int[Array, "..."]:
+        return jnp.argmax(self.values, axis=-1).astype(jnp.int32)
+
+
 class MultiCategorical(Distribution):
     """k independent choices: logits (..., sum of sizes), actions (..., k) int32."""
 
@@ -188,6 +207,28 @@ class DiscreteHead(ActionHead):
         return jnp.zeros(batch, jnp.int32)
 
 
+class ActionValueHead(DiscreteHead):
+    """For Discrete spaces: the value of each action, and the epsilon-greedy policy of them."""
+
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        features: int,
+        choices: int,
+        start: int = 0,
+        *,
+        epsilon: float,
+        gain: float = 0.01,
+        key: PRNGKeyArray,
+    ):
+        super().__init__(features, choices, start, gain=gain, key=key)
+        self.epsilon = epsilon
+
+    def __call__(self, features: Float[Array, "... F"]) -> EpsilonGreedy:
+        return EpsilonGreedy(self.linear(features), self.epsilon)
+
+
 class MultiDiscreteHead(ActionHead):
     """For MultiDiscrete spaces and Box spaces of integers: an independent choice for each."""
 
@@ -285,6 +326,7 @@ def make_action_head(
     *,
     gain: float = 0.01,
     log_std_init: float = 0.0,
+    epsilon: float | None = None,
     key: PRNGKeyArray,
 ) -> ActionHead:
     """Makes the head for an action space.
@@ -296,15 +338,24 @@ def make_action_head(
     - `features`: F, the number of features.
     - `gain`: of the orthogonal weights. With 0.01 the first policy is close to uniform.
     - `log_std_init`: logarithm of the standard deviation at the start, for Box spaces.
+    - `epsilon`: makes the outputs action values, for Discrete spaces only: the policy takes the
+        best action, or with this probability any.
     - `key`: for the initial weights.
     """
     shape = getattr(action_space, "shape", None)
+    if epsilon is not None and not (hasattr(action_space, "n") and shape == ()):
+        raise ValueError(
+            f"action_space={action_space!r} has no action values; they need a Discrete space, so "
+            "train with an algorithm that has a policy (stream-ac, a2c, ppo)"
+        )
     if hasattr(action_space, "nvec"):
         sizes = np.asarray(action_space.nvec)
         start = np.asarray(_start(action_space))
         return MultiDiscreteHead(features, sizes, start, gain=gain, key=key)
     if hasattr(action_space, "n") and shape == ():
         count, first = int(action_space.n), int(_start(action_space))
+        if epsilon is not None:
+            return ActionValueHead(features, count, first, epsilon=epsilon, gain=gain, key=key)
         return DiscreteHead(features, count, first, gain=gain, key=key)
     if shape is None or not (hasattr(action_space, "low") and hasattr(action_space, "high")):
         raise ValueError(

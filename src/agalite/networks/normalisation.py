@@ -44,3 +44,17 @@ class RunningStatistics(eqx.Module):
         squares += jnp.square(delta) * self.count * new / total
         values = (self.mean + delta * new / total, squares / total, total)
         return eqx.tree_at(lambda s: (s.mean, s.variance, s.count), self, values)
+
+    def add(self, sample: Float[Array, "..."]) -> Self:
+        """The statistics with one more sample (Welford, 1962).
+
+        As `update`, but every term is of the size of the statistics themselves, which float32 needs
+        in a stream of millions of samples. From 2^24 samples on the count stands still, and the
+        statistics are exponential means over that many.
+        """
+        sample = jax.lax.stop_gradient(sample)
+        count = self.count + 1
+        delta = sample - self.mean
+        mean = self.mean + delta / count
+        variance = self.variance + (delta * (sample - mean) - self.variance) / count
+        return eqx.tree_at(lambda s: (s.mean, s.variance, s.count), self, (mean, variance, count))

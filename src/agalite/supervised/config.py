@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agalite import validation
-from agalite.memory.registry import MODELS
+from agalite.memory.registry import MODELS, has_option
 from agalite.supervised.classifier import POOLINGS
 from agalite.supervised.data import DataConfig, DataOptions
 from agalite.training.config import SeedRange, UpdateSchedule
@@ -130,6 +130,6 @@ def preset(name: str, memory: str, limit: int) -> dict[str, Any]:
         options["eta"] = 8
     if memory == "transformer":
         options["context"] = max(1, limit - 1)  # the whole sequence
-    if name == "tuned" and memory in ("agalite", "galite", "gru", "lstm"):
+    if name == "tuned" and has_option(memory, "horizon"):
         options["horizon"] = (2.0, float(max(3, limit)))
     return options

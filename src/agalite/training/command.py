@@ -38,7 +38,7 @@ class Choices:
     memory: str = "agalite"
     """Memory model: a name that `agalite models` lists."""
     algorithm: Annotated[str, _ALGORITHM] = ""
-    """Learning algorithm: a2c, ppo or appo."""
+    """Learning algorithm: a2c, ppo, appo, or, learning at every step, stream-ac or stream-q."""
     preset: str = "tuned"
     """Where the defaults of the other options come from: tuned (this library's), paper (its
     tables) or published (its code); `agalite presets` shows them side by side."""
@@ -128,10 +128,9 @@ def parse_choices(words: Sequence[str], prog: str) -> Parsed:
 def parse_config(parsed: Parsed, prog: str) -> TrainConfig | HostConfig:
     """Parses the other options, which begin with the values of the preset."""
     choices, env = parsed.choices, parsed.env or "tmaze"  # for the help without an environment
-    start = preset(choices.preset, env, choices.memory)
+    algorithm = AGENTS[choices.algorithm] if choices.algorithm else None
+    start = preset(choices.preset, env, choices.memory, algorithm)
     agent = start.pop("agent")
-    if choices.algorithm and AGENTS[choices.algorithm] is not type(agent):
-        agent = AGENTS[choices.algorithm]()
     memory_options = start.pop("memory_options", {})
     settings = _settings(env)
     env_options = _env_options(env)

@@ -16,12 +16,23 @@ from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
+from agalite.agents.stream import StreamAC, StreamAgent, StreamQ
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
 from agalite.networks.actor_critic import ACTIVATIONS
 from agalite.ops.matmul import PRECISIONS
 
-AGENTS: dict[str, type[A2C] | type[PPO]] = {"a2c": A2C, "ppo": PPO, "appo": APPO}
+AnyAgent = A2C | PPO | StreamAgent
+
+AGENTS: dict[str, type[AnyAgent]] = {
+    "a2c": A2C,
+    "ppo": PPO,
+    "appo": APPO,
+    "stream-ac": StreamAC,
+    "stream-q": StreamQ,
+}
+
+GRADIENTS = ("bptt", "rtrl")
 
 LARGEST_UPDATE = 2**28
 """Most steps in an update of one seed: their rewards alone take a gigabyte."""
@@ -68,16 +79,22 @@ class CommonSettings:
     total_timesteps: int = 1_000_000
     """Environment steps of each seed in total (rounded up to whole updates)."""
     num_steps: int = 256
-    """Steps per environment and rollout."""
+    """Steps per environment and rollout; streaming agents, which learn at every step, only log and
+    save after so many."""
     seq_len: int | None = None
     """Steps that a gradient reaches back at most (truncated backpropagation through time); it must
     divide num_steps; None: the whole rollout."""
+    gradient: str = "bptt"
+    """How gradients reach back in time: bptt (to the beginning of a sequence) or rtrl (real-time
+    recurrent learning: to the beginning of the episode, for memory models with traces)."""
     hidden_size: int = 128
     """Width of the hidden layers of actor and critic."""
     hidden_gain: float = math.sqrt(2)
     """Gain of the orthogonal weights of those layers."""
     activation: str = "tanh"
     """Activation of those layers: tanh or relu."""
+    hidden_norm: bool = False
+    """Layer norm before that activation, as streaming agents need it."""
     actor_gain: float = 0.01
     """Gain of the actor's last layer: with 0.01 the first policy is uniform, with 1.41 it already
     prefers some actions."""
@@ -121,6 +138,9 @@ class Settings(CommonSettings):
 
     num_envs: int = 8
     """Parallel environments."""
+    stop_at_success: float | None = None
+    """End the run early when the success rate of every seed over the last 200K steps (a tenth of
+    the run if that is less) is at least this; None: never. For environments with a success."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +182,7 @@ class Config(CommonSettings, UpdateSchedule):
     """Name of a memory model that `agalite models` lists."""
     memory_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the memory model."""
-    agent: A2C | PPO
+    agent: AnyAgent
     """Algorithm and its hyperparameters."""
 
     def __post_init__(self) -> None:
@@ -180,8 +200,12 @@ class Config(CommonSettings, UpdateSchedule):
         for name in ("hidden_gain", "actor_gain", "critic_gain"):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
         validation.check_number("log_std_init", self.log_std_init, minimum=-10.0, maximum=10.0)
-        for name in ("separate_critic", "previous_action", "previous_reward", "norm_obs"):
+        for name in (
+            *("separate_critic", "previous_action", "previous_reward", "norm_obs"),
+            "hidden_norm",
+        ):
             validation.check_boolean(name, getattr(self, name))
+        validation.check_one_of("gradient", self.gradient, GRADIENTS)
         validation.check_one_of("activation", self.activation, ACTIVATIONS)
         validation.check_one_of("precision", self.precision, PRECISIONS)
         validation.check_integer("seed", self.seed, minimum=0)
@@ -199,6 +223,7 @@ class Config(CommonSettings, UpdateSchedule):
         return {
             **{name: getattr(self, name) for name in _NETWORK_FIELDS},
             "norm_return": self.agent.norm_return,
+            "epsilon": self.agent.epsilon if isinstance(self.agent, StreamAgent) else None,
         }
 
     @property
@@ -246,7 +271,7 @@ class Config(CommonSettings, UpdateSchedule):
 
 _NETWORK_FIELDS = (
     *("memory", "memory_options", "encoder", "patch_size", "separate_critic"),
-    *("hidden_size", "hidden_gain", "activation", "actor_gain", "log_std_init"),
+    *("hidden_size", "hidden_gain", "activation", "hidden_norm", "actor_gain", "log_std_init"),
     "critic_gain",
     *("previous_action", "previous_reward", "norm_obs", "precision"),
 )
@@ -282,7 +307,7 @@ class TrainConfig(Config, Settings, SeedRange):
 
     seeds: int = 1
     """Number of seeds, from `seed` on, that are trained at once."""
-    agent: A2C | PPO = field(default_factory=A2C)
+    agent: AnyAgent = field(default_factory=A2C)
 
     def __post_init__(self) -> None:
         if registry.on_host(self.env):
@@ -295,11 +320,28 @@ class TrainConfig(Config, Settings, SeedRange):
             validation.check_integer(name, getattr(self, name), minimum=1)
         super().__post_init__()
         self.check_seeds()
+        if self.stop_at_success is not None:
+            validation.check_number(
+                "stop_at_success", self.stop_at_success, minimum=0.0, maximum=1.0, above=True
+            )
         if self.steps_per_update > LARGEST_UPDATE:
             raise ValueError(
                 f"num_envs={self.num_envs} times num_steps={self.num_steps} is more than "
                 f"the {LARGEST_UPDATE:,} steps that an update can hold; take fewer"
             )
+        if isinstance(self.agent, StreamAgent):
+            if self.seq_len is not None:
+                raise ValueError(
+                    f"seq_len={self.seq_len} is for agents that learn from rollouts; how far back "
+                    "the gradient of a streaming agent reaches is its truncation"
+                )
+            if self.gradient == "rtrl" and self.agent.truncation != 1:
+                raise ValueError(
+                    f"truncation={self.agent.truncation} is for gradient='bptt'; with 'rtrl' "
+                    "nothing is truncated, leave it out"
+                )
+            if isinstance(self.agent, StreamQ) and self.separate_critic:
+                raise ValueError("separate_critic=True: stream-q has no critic, leave it out")
         if isinstance(self.agent, PPO) and self.sequences % self.agent.num_minibatches:
             raise ValueError(
                 f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
@@ -322,12 +364,17 @@ class HostConfig(Config, HostSettings):
     **Arguments:** the fields of this class, by keyword. `env` is required.
     """
 
-    agent: A2C | PPO = field(default_factory=APPO)
+    agent: APPO = field(default_factory=APPO)
 
     def __post_init__(self) -> None:
         if not registry.on_host(self.env):
             raise ValueError(f"env={self.env!r} must be gym:<id>, or one that runs on the host")
         super().__post_init__()
+        if self.gradient != "bptt":
+            raise ValueError(
+                f"gradient={self.gradient!r} is for JAX environments: the actors of {self.env} act "
+                "with older weights than the learner's, and carry no traces; use bptt"
+            )
         for name in ("num_workers", "envs_per_worker", "num_actors", "queue_size"):
             validation.check_integer(name, getattr(self, name), minimum=1)
         validation.check_integer("restarts", self.restarts, minimum=0)

@@ -25,6 +25,7 @@ import optax
 from jaxtyping import Float
 
 from agalite.agents.ppo import PPO
+from agalite.agents.stream import StreamAC, StreamAgent
 from agalite.memory.layers import FusedProjection
 from agalite.training.config import Config
 from agalite.training.logging import read_metrics
@@ -83,6 +84,17 @@ class Facts:
     def of(cls, config: Config, action_space: Any) -> "Facts":
         """**Arguments:** the run's configuration and the action space of one environment."""
         agent = config.agent
+        if isinstance(agent, StreamAgent):  # nothing is clipped, and there is no Adam
+            return cls(
+                total_steps=config.updates * config.steps_per_update,
+                max_entropy=max_entropy(action_space),
+                max_grad_norm=math.inf,
+                vf_coef=0.0,
+                ent_coef=agent.ent_coef if isinstance(agent, StreamAC) else 0.0,
+                norm_adv=False,
+                adam_eps=0.0,
+                has_memory=config.memory != "feedforward",
+            )
         return cls(
             total_steps=config.updates * config.steps_per_update,
             max_entropy=max_entropy(action_space),

@@ -20,13 +20,18 @@ from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
+from agalite.agents.stream import StreamAgent
 from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
-from agalite.memory.registry import BLOCKS, MODELS, SMALL
+from agalite.memory.block import BlockConfig
+from agalite.memory.registry import BLOCKS, DIAGONAL, MODELS, SMALL, has_option, models_with_traces
 from agalite.training import run
-from agalite.training.config import Config, HostConfig, TrainConfig
+from agalite.training.config import AnyAgent, Config, HostConfig, TrainConfig
 
 PRESETS = ("tuned", "paper", "published")
-FAMILIES = ("tmaze", "cartpole", "repeat-previous", "mystery-path", "craftax", "memory-maze", "gym")
+FAMILIES = (
+    *("tmaze", "cartpole", "repeat-previous", "memory-chain", "popgym", "mystery-path"),
+    *("craftax", "memory-maze", "gym"),
+)
 
 _SQRT2 = math.sqrt(2)
 
@@ -113,6 +118,35 @@ PAPER: dict[str, dict[str, Any]] = {
         "num_envs": 16,
         "num_steps": 256,
         "total_timesteps": 1_000_000,
+    },
+    # Not in the paper. As POPGym's own baselines, with the previous action as an input.
+    "popgym": {
+        "agent": PPO(
+            learning_rate=5e-4,
+            ent_coef=1e-2,
+            update_epochs=4,
+            num_minibatches=8,
+            max_grad_norm=0.5,
+            adam_eps=1e-8,
+        ),
+        "num_envs": 16,
+        "num_steps": 256,
+        "previous_action": True,
+        "total_timesteps": 1_000_000,
+    },
+    "memory-chain": {
+        "agent": PPO(
+            learning_rate=5e-4,
+            gamma=0.999,
+            ent_coef=1e-2,
+            update_epochs=4,
+            num_minibatches=8,
+            max_grad_norm=0.5,
+            **_CODE_AGENT,
+        ),
+        "num_envs": 16,
+        "num_steps": 256,
+        "total_timesteps": 500_000,
     },
     # Not in the paper: what learned CartPole, on processes; small models, for a laptop.
     "gym": {
@@ -269,6 +303,24 @@ _TMAZE_VALUES: dict[str, dict[str, float]] = {
     "gru": {"learning_rate": 5e-4, "ent_coef": 1e-2},
 }
 
+# Streaming agents, whatever the preset: one environment, a network of one layer.
+_STREAM: dict[str, Any] = {
+    "num_envs": 1,
+    "num_steps": 500,
+    "hidden_size": 64,
+    "hidden_norm": True,
+    "total_timesteps": 500_000,
+}
+_STREAM_AGENTS: dict[str, dict[str, Any]] = {
+    # A reward that comes once, after all the steps.
+    "memory-chain": {"gamma": 0.999},
+    "tmaze": {"gamma": 0.999},
+}
+_STREAM_SIZES = {
+    **{name: {"layers": 1} for name in (*BLOCKS, *DIAGONAL)},
+    **{name: {"d_model": 64, "hidden_size": 64} for name in ("gru", "lstm")},
+}
+
 _LARGE = {"d_model": 512, "layers": 4, "heads": 8, "head_size": 64, "ffn_size": 512}
 _MEMORY_MAZE_OPTIONS: dict[str, dict[str, Any]] = {
     "agalite": {**_LARGE, "eta": 4, "r": 7},
@@ -289,21 +341,48 @@ _PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
     "lstm": {"embedding": False, "hidden_size": 600},
 }
 
-# Gates that start with a time constant of two steps hardly ever learn a longer one. These start
-# with time constants spread from 2 to 512 steps.
-_SPREAD_GATES = {name: {"horizon": (2.0, 512.0)} for name in ("agalite", "galite", "gru", "lstm")}
+# Gates that start with a time constant of two steps hardly ever learn a longer one. With this, all
+# models that have a `horizon` start with time constants spread from 2 to 512 steps.
+_SPREAD = {"horizon": (2.0, 512.0)}
 
 
-def preset(name: str, env: str, memory: str) -> dict[str, Any]:
+def preset(
+    name: str, env: str, memory: str, algorithm: type[AnyAgent] | None = None
+) -> dict[str, Any]:
     """Arguments of `TrainConfig` or `HostConfig` for an environment and a memory model.
 
     **Arguments:**
 
     - `name`: one of `PRESETS`.
     - `env`, `memory`: names, as in a configuration.
+    - `algorithm`: of `AGENTS`, if it is not the preset's own. Streaming agents have settings of
+        their own, the same in all presets; other algorithms keep the rest of the preset.
     """
     validation.check_one_of("preset", name, PRESETS)
     family = _family(env)
+    if algorithm is not None and issubclass(algorithm, StreamAgent) and not on_host(env):
+        return _stream_preset(family, memory, algorithm)
+    start = _rollout_preset(name, family, env, memory)
+    if algorithm is not None and algorithm is not type(start["agent"]):
+        start["agent"] = algorithm()
+    return start
+
+
+def _stream_preset(family: str, memory: str, algorithm: type[StreamAgent]) -> dict[str, Any]:
+    options = {**_tuned_options(family, memory), **_STREAM_SIZES.get(memory, {})}
+    agent = algorithm(**_STREAM_AGENTS.get(family, {}))
+    return {
+        **_STREAM,
+        "agent": agent,
+        "gradient": "rtrl" if memory in models_with_traces() else "bptt",
+        "norm_obs": family not in ("mystery-path", "craftax"),  # vectors of numbers
+        # A bound for each: with a shared memory the critic's gradient decides the actor's step.
+        "separate_critic": agent.epsilon is None,
+        "memory_options": options,
+    }
+
+
+def _rollout_preset(name: str, family: str, env: str, memory: str) -> dict[str, Any]:
     rows = {"tuned": TUNED, "paper": {}, "published": PUBLISHED}[name]
     settings = {**PAPER[family], **rows.get(family, {})}
     for part, (of_agent, others) in _GYM_VALUES.items():
@@ -330,12 +409,22 @@ def _family(env: str) -> str:
     """The row of the tables for an environment."""
     if env.startswith(GYMNASIUM):
         return "gym"
-    families = ("tmaze", "cartpole", "repeat-previous", "mystery-path", "memory-maze")
+    if env.startswith("popgym-"):
+        return "popgym"
+    families = (
+        "tmaze",
+        "cartpole",
+        "repeat-previous",
+        "memory-chain",
+        "mystery-path",
+        "memory-maze",
+    )
     return next((family for family in families if family in env), "craftax")
 
 
 def _tuned_options(family: str, memory: str) -> dict[str, Any]:
     """Options of the memory model."""
+    in_block = issubclass(MODELS[memory].config, BlockConfig)
     # About 190k parameters: a ninth of the paper's learns its longest corridor in minutes.
     options = {} if family in ("mystery-path", "craftax") else dict(SMALL.get(memory, {}))
     if memory == "agalite":
@@ -343,18 +432,21 @@ def _tuned_options(family: str, memory: str) -> dict[str, Any]:
         # From the study `tuning-basis`, whose numbers are beside `AGaLiTeConfig.basis`. In T-Maze
         # the bases did not differ, and its bar was measured with this one.
         options["basis"] = "published" if family == "tmaze" else "paper"
-        if family == "repeat-previous":  # recall by content: a query needs more than one vector
+        if family in (
+            "repeat-previous",
+            "popgym",
+        ):  # recall by content: a query needs more than one vector
             options |= {"basis": "slots", "r": 2}
     # Control needs only a short memory, so the gates start as the paper's do.
     if family not in ("cartpole", "gym"):
-        options |= _SPREAD_GATES.get(memory, {})
+        options |= _SPREAD if has_option(memory, "horizon") else {}
     elif memory in ("gru", "lstm"):
         options |= {"d_model": 64, "hidden_size": 64}
-    elif memory in BLOCKS:
+    elif in_block:
         # Of a few numbers a layer norm would leave the direction only.
         options |= {"layers": 1, "embedding_bias": 1.0}
     # Half of a block's output is new from the start: what is remembered shows.
-    if family in ("tmaze", "gym") and memory in BLOCKS:
+    if family in ("tmaze", "memory-chain", "gym") and in_block:
         options |= {"gate_bias": 0.0}
     return options
 
@@ -376,7 +468,8 @@ def configure(preset_name: str, settings: Mapping[str, Any]) -> TrainConfig | Ho
     for name in settings:
         validation.check_one_of("setting", name, known)
     validation.check_one_of("memory", memory, MODELS)
-    start = preset(preset_name, env, memory)
+    agent = settings.get("agent")
+    start = preset(preset_name, env, memory, None if agent is None else type(agent))
     options = {**start.pop("memory_options", {}), **settings.get("memory_options", {})}
     return kind(**{**start, **settings, "memory_options": options})
 
@@ -421,6 +514,8 @@ _EXAMPLES = {
     "tmaze": "tmaze",
     "cartpole": "masked-cartpole",
     "repeat-previous": "repeat-previous",
+    "memory-chain": "memory-chain",
+    "popgym": "popgym-repeat-first-easy",
     "mystery-path": "mystery-path-grid",
     "craftax": "craftax-symbolic",
     "memory-maze": "memory-maze-9x9",

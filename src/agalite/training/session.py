@@ -124,7 +124,9 @@ def log_warnings(run: Run) -> Iterator[None]:
 
 def already_finished(run: Run, config: UpdateSchedule, update: Any, *, quiet: bool = True) -> bool:
     """Whether a resumed run had reached its end before; if so, its summary is left as it is."""
-    finished = int(np.max(np.asarray(update))) >= config.updates and run.read_summary() is not None
+    summary = run.read_summary()
+    reached = int(np.max(np.asarray(update))) >= config.updates
+    finished = summary is not None and (reached or bool(summary.get("stopped_at_success")))
     if finished:
         run.log(_NOTHING_LEFT)
         if not quiet:
@@ -196,13 +198,51 @@ def check_losses(
         raise Diverged(message)
 
 
-def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates: int) -> None:
+class SuccessWindow:
+    """Whether a run may end early: the success rates of the last steps (`stop_at_success`).
+
+    **Arguments:**
+
+    - `run`: its metrics.csv has the rows of earlier sessions.
+    - `threshold`: the success rate of every seed; None: never.
+    - `total_timesteps`: of the run.
+    """
+
+    def __init__(self, run: Run, threshold: float | None, total_timesteps: int) -> None:
+        self._run, self._threshold = run, threshold
+        self._steps = max(1, min(200_000, total_timesteps // 10))
+
+    def reached(self, step: int) -> bool:
+        """Whether the rows up to `step` reach the threshold."""
+        if self._threshold is None or step < self._steps:
+            return False
+        table = read_metrics(self._run.folder)
+        late = table["step"] > step - self._steps
+        ended = np.nan_to_num(table["charts/episodes"])
+        successes = np.nan_to_num(table[SUCCESS]) * ended
+        for seed in np.unique(table["seed"]):
+            rows = late & (table["seed"] == seed)
+            if successes[rows].sum() < self._threshold * max(1.0, ended[rows].sum()):
+                return False
+        return True
+
+
+def finish(
+    run: Run,
+    config: Config,
+    *,
+    parameters: int,
+    seconds: float,
+    updates: int,
+    stopped_at_success: bool = False,
+) -> None:
     """Writes the summary of a run that has ended and draws its learning curve.
 
     **Arguments:**
 
     - `parameters`: the size of the network.
     - `seconds`, `updates`: of this session.
+    - `stopped_at_success`: whether it has ended before all of its steps (`SuccessWindow`).
     """
     table = read_metrics(run.folder)
     last = table["step"] > 0.9 * table["step"].max()
@@ -216,6 +256,7 @@ def finish(run: Run, config: Config, *, parameters: int, seconds: float, updates
             "steps": int(table["step"].max()),
             "seeds": config.num_seeds,
             "parameters": parameters,
+            **({"stopped_at_success": True} if stopped_at_success else {}),
             "last_tenth": means,
             "seconds_of_this_session": round(seconds, 1),
             "steps_per_second_of_this_session": round(

@@ -2,7 +2,7 @@
 
 1. `Trainer.init`: a seed -> the network, the optimizer and the environments (`TrainState`).
 2. `Trainer.update`: collect a rollout (`agents/rollout.py`), then learn from it (`agents/a2c.py`,
-   `agents/ppo.py`).
+   `agents/ppo.py`). Streaming agents act and learn at every step (`agents/stream.py`).
 3. `Trainer.advance`: a number of updates as one compiled program; returns the mean metrics.
 4. `train` and `resume`: a new run, or one from its newest checkpoint.
 5. `_train_loop`: advance, log, warn (`diagnostics.py`), checkpoint, until the run has ended or is
@@ -31,8 +31,10 @@ from agalite import kernels
 from agalite.agents import rollout
 from agalite.agents.base import Metrics
 from agalite.agents.rollout import Episodes, RunnerState
+from agalite.agents.stream import StreamAgent
 from agalite.envs.registry import make
 from agalite.envs.vector import VectorEnv
+from agalite.memory.registry import models_with_traces
 from agalite.networks.actor_critic import ActorCritic, partition_shapes
 from agalite.system import Stopped
 from agalite.training.asynchronous import train as asynchronous
@@ -44,6 +46,7 @@ from agalite.training.run import Run
 from agalite.training.seeds import Seeds
 from agalite.training.session import (
     RETURN,
+    SuccessWindow,
     already_finished,
     check_losses,
     check_memory,
@@ -62,10 +65,13 @@ class TrainState(NamedTuple):
     weights: Any
     """The arrays of the `ActorCritic`; `Trainer.model` adds its static part."""
     opt_state: Any
+    """Of the optimizer; of a streaming agent all that it carries from step to step."""
     runner_state: RunnerState
     key: Array
     update: Int[Array, ""]
     """The number of updates done."""
+    trace: Any = None
+    """(B, ...) of the runner's memory states; None unless `gradient` is rtrl."""
 
 
 class Trainer:
@@ -81,9 +87,22 @@ class Trainer:
         self.config = config
         self.env: Any = make(config.env, **config.env_options)
         check_memory(config, self.env.observation_space(self.env.default_params))
+        if config.stop_at_success is not None and not _reports_success(self.env):
+            raise ValueError(
+                f"stop_at_success={config.stop_at_success:g}: {config.env} reports no success; "
+                "leave the option out"
+            )
         self.envs = VectorEnv(self.env, config.num_envs)
-        self.optimizer = config.agent.make_optimizer(config.updates)
+        agent = config.agent
+        self.optimizer: Any = None
         shapes = eqx.filter_eval_shape(self._make_model, jax.random.key(0))
+        if not isinstance(agent, StreamAgent):
+            self.optimizer = agent.make_optimizer(config.updates)
+        if config.gradient == "rtrl" and not shapes.has_traces:
+            raise ValueError(
+                f"gradient='rtrl' needs a memory model with traces, and {config.memory} has none "
+                f"with these options; choose one of: {', '.join(models_with_traces())}, or bptt"
+            )
         self.parameter_count: int = shapes.parameter_count
         _, self._static = partition_shapes(shapes)
 
@@ -105,17 +124,52 @@ class Trainer:
         """The state before the first update."""
         model_key, env_key, run_key = jax.random.split(jax.random.key(seed), 3)
         model = self._make_model(model_key)
-        opt_state = self.optimizer.init(eqx.filter(model, eqx.is_inexact_array))
         runner_state = rollout.init(model, self.envs, env_key)
+        if isinstance(self.config.agent, StreamAgent):
+            opt_state = self.config.agent.init(model, runner_state, traced=self._traced)
+        else:
+            opt_state = self.optimizer.init(eqx.filter(model, eqx.is_inexact_array))
         weights = eqx.filter(model, eqx.is_array)
-        state = TrainState(weights, opt_state, runner_state, run_key, jnp.zeros((), jnp.int32))
+        # A streaming agent carries its trace itself.
+        rolls = self._traced and not isinstance(self.config.agent, StreamAgent)
+        trace = model.initial_trace(self.config.num_envs) if rolls else None
+        none = jnp.zeros((), jnp.int32)
+        state = TrainState(weights, opt_state, runner_state, run_key, none, trace)
         return jax.tree.map(_with_strong_type, state)
+
+    def _noise_key(self, state: TrainState) -> Array | None:
+        """The randomness of the actions, if it outlasts a rollout (`noise_steps`)."""
+        rollouts = self.config.noise_steps // self.config.num_steps
+        if rollouts < 2:
+            return None
+        first = jax.random.fold_in(state.key, state.update - state.update % rollouts)
+        return jax.random.fold_in(jax.random.split(first)[0], 0)
+
+    @property
+    def _traced(self) -> bool:
+        return self.config.gradient == "rtrl"
 
     def update(self, state: TrainState) -> tuple[TrainState, tuple[Episodes, Metrics]]:
         """One update: a rollout of `num_steps` in every environment, and learning from it."""
         c = self.config
         act_key, learn_key = jax.random.split(jax.random.fold_in(state.key, state.update))
         model = self.model(state.weights)
+        remaining = 1 - state.update / c.updates
+        if isinstance(c.agent, StreamAgent):
+            model, opt_state, runner_state, episodes, losses = c.agent.run(
+                model,
+                self.envs,
+                state.opt_state,
+                state.runner_state,
+                act_key,
+                remaining,
+                num_steps=c.num_steps,
+                noise_steps=c.noise_steps,
+            )
+            weights = eqx.filter(model, eqx.is_array)
+            step = state.update + 1
+            new = TrainState(weights, opt_state, runner_state, state.key, step, state.trace)
+            return new, (episodes, losses)
         runner_state, data, initial_states, episodes = rollout.collect_rollout(
             model,
             self.envs,
@@ -125,24 +179,20 @@ class Trainer:
             seq_len=c.sequence_length,
             bootstrap=c.agent.bootstraps,
             noise_steps=c.noise_steps,
+            noise_key=self._noise_key(state),
         )
-        remaining = 1 - state.update / c.updates
-        model, opt_state, losses = c.agent.learn(
-            model,
-            self.optimizer,
-            state.opt_state,
-            data,
-            initial_states,
-            c.sequence_length,
-            learn_key,
-            remaining,
-        )
+        start = model, self.optimizer, state.opt_state, data, initial_states
+        rest, trace = (c.sequence_length, learn_key, remaining), None
+        if self._traced:
+            model, opt_state, losses, trace = c.agent.learn_with_trace(*start, state.trace, *rest)
+        else:
+            model, opt_state, losses = c.agent.learn(*start, *rest)
         # What a memory state caches was computed with the old weights. The axis size is given
         # because a memory state may hold no arrays.
         refresh = jax.vmap(model.refresh, axis_size=c.num_envs)
         runner_state = runner_state._replace(memory_state=refresh(runner_state.memory_state))
         weights = eqx.filter(model, eqx.is_array)
-        new = TrainState(weights, opt_state, runner_state, state.key, state.update + 1)
+        new = TrainState(weights, opt_state, runner_state, state.key, state.update + 1, trace)
         return new, (episodes, losses)
 
     def advance(self, state: TrainState, updates: Int[Array, ""]) -> tuple[TrainState, Metrics]:
@@ -163,6 +213,16 @@ class Trainer:
 
         state, (episodes, losses) = lax.fori_loop(0, updates, body, (state, zeros))
         return state, {**_charts(episodes), **jax.tree.map(lambda x: x / updates, losses)}
+
+
+def _reports_success(env: Any) -> bool:
+    """Whether an episode of the environment can succeed."""
+
+    def info(key: Array) -> Any:
+        _, state = env.reset(key)
+        return env.step(key, state, env.action_space(env.default_params).sample(key))[5]
+
+    return "success" in jax.eval_shape(info, jax.random.key(0))
 
 
 def _with_strong_type(x: Array) -> Array:
@@ -304,7 +364,9 @@ def _train_loop(
     ):
         action_space = trainer.env.action_space(trainer.env.default_params)
         diagnostics = Diagnostics(run, config, action_space, quiet=quiet)
-        while done < total:
+        window = SuccessWindow(run, config.stop_at_success, total * steps_per_update)
+        solved = False
+        while done < total and not solved:
             # To the next multiple of the log interval: a resumed run logs at the same steps.
             updates = min(log_every - done % log_every, total - done)
             start = time.perf_counter()
@@ -319,10 +381,11 @@ def _train_loop(
             metrics.write(step, [{**row, "charts/SPS": steps_per_second} for row in rows])
             bar.update(step, steps_per_second, mean_over_seeds(rows))
             diagnostics.add(step, rows, state.opt_state)
+            solved = window.reached(step)
             due = done // save_every > (done - updates) // save_every
-            if due or done == total or received:
+            if due or solved or done == total or received:
                 checkpoints.save(step, seeds.take(state), mean_over_seeds(rows).get(RETURN))
-            if received and done < total:
+            if received and done < total and not solved:
                 name = signal.Signals(received[0]).name
                 run.log(f"stopped at step {step} by {name}; all is saved")
                 raise Stopped(received[0], run.folder)
@@ -332,6 +395,7 @@ def _train_loop(
         parameters=trainer.parameter_count,
         seconds=time.perf_counter() - began,
         updates=done - first,
+        stopped_at_success=done < total,
     )
 
 

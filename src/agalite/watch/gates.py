@@ -15,21 +15,27 @@ from jaxtyping import Array, Bool, Float
 
 from agalite.memory import Memory
 from agalite.memory.agalite import AGaLiTeAttention
-from agalite.memory.block import Attention, Stack
+from agalite.memory.block import Attention, DiagonalMixer, Stack
+from agalite.memory.deltanet import DeltaNetAttention
+from agalite.memory.ffm import FFMAttention
 from agalite.memory.galite import GaLiTeAttention
 from agalite.memory.gru import GRU
 from agalite.memory.linear import LinearAttention
 from agalite.memory.lstm import LSTM
+from agalite.memory.mamba2 import Mamba2Attention
+from agalite.memory.mlstm import MLSTMAttention
 from agalite.memory.transformer import WindowAttention, sinusoids
 from agalite.ops.activations import sigmoid
 from agalite.ops.features import as_outer
+from agalite.ops.mlstm import NOTHING
+from agalite.ops.recurrence import Complex
 
 _COLUMNS = 8  # of a matrix's values at a time: all V * K elements of all steps are much memory
 _QUARTERS = ("fastest quarter", "second quarter", "third quarter", "slowest quarter")
 
 
 class Row(NamedTuple):
-    """One head, or a quarter of the units of a recurrent network."""
+    """One head, or a quarter of the units of a recurrent network or layer."""
 
     name: str
     past: Float[np.ndarray, "T T"]
@@ -126,16 +132,61 @@ def gates(attention: FeatureAttention, h: Float[Array, "T D"]) -> tuple[Array, A
     return projected.beta, as_outer(projected.gamma).expand()
 
 
+HeadAttention = MLSTMAttention | DeltaNetAttention | Mamba2Attention
+
+
+def head_gates(attention: HeadAttention, h: Float[Array, "T D"]) -> Gate:
+    """The one gate of every head, (T, H), in an episode that begins with the first input.
+
+    What the delta rule erases under a key is not counted: only alpha, which decays everything.
+    """
+    match attention:
+        case MLSTMAttention():
+            _, _, _, i, log_f, _ = attention.inputs(h)
+
+            def stabilise(m: Array, x: tuple[Array, Array]) -> tuple[Array, Gate]:
+                i, log_f = x
+                new = jnp.maximum(log_f + m, i)
+                return new, Gate(jnp.exp(i - new), jnp.exp(log_f + m - new))
+
+            return jax.lax.scan(stabilise, jnp.full_like(i[0], NOTHING), (i, log_f))[1]
+        case DeltaNetAttention():
+            _, _, beta, log_alpha = attention.columns(h)
+            return Gate(beta, jnp.exp(log_alpha))
+        case _:
+            _, _, dt = attention.columns(h)
+            return Gate(dt, jnp.exp(attention.decay(dt)))
+
+
+def trace_gates(attention: FFMAttention, h: Float[Array, "T D"]) -> Gate:
+    """The input gate and the constant decay of every trace of FFM, (T, M)."""
+    _, gate, _, _ = attention.columns(h)
+    return Gate(gate, jnp.broadcast_to(jnp.exp(-jnp.abs(attention.alpha)), gate.shape))
+
+
 def _heads(attention: Attention, h: Float[Array, "T D"]) -> list[Row]:
+    if isinstance(attention, HeadAttention):
+        found = eqx.filter_jit(head_gates)(attention, h)
+        written, kept = (np.asarray(x) for x in found)
+        return [
+            _row(f"head {i + 1}", Gate(written[:, i : i + 1], kept[:, i : i + 1]))
+            for i in range(written.shape[1])
+        ]
+    if isinstance(attention, FFMAttention):
+        found = eqx.filter_jit(trace_gates)(attention, h)
+        return _quarters(Gate(*(np.asarray(x) for x in found)))
     if isinstance(attention, WindowAttention):
         weights = np.asarray(eqx.filter_jit(attention_weights)(attention, h))
         return [Row(f"head {i + 1}", weights[i]) for i in range(len(weights))]
+    if isinstance(attention, DiagonalMixer):
+        found: Gate = eqx.filter_jit(element_gates)(attention, h)
+        return _quarters(Gate(*(np.asarray(x) for x in found)))
     if not isinstance(attention, FeatureAttention):
         return []
-    found = eqx.filter_jit(gates)(attention, h)
-    if found is None:
+    gated = eqx.filter_jit(gates)(attention, h)
+    if gated is None:
         return []
-    beta, gamma = (np.asarray(x) for x in found)
+    beta, gamma = (np.asarray(x) for x in gated)
     rows = []
     for i in range(beta.shape[1]):
         values, keys = (Gate(x[:, i], 1 - x[:, i]) for x in (beta, gamma))
@@ -157,6 +208,16 @@ def unit_gates(memory: GRU | LSTM, xs: Float[Array, "T input"]) -> Gate:
         return Gate(1 - sigmoid(z), sigmoid(z))
     i, f, _, _ = jnp.split(parts, 4, axis=-1)
     return Gate(sigmoid(i), sigmoid(f))
+
+
+def element_gates(mixer: DiagonalMixer, h: Float[Array, "T D"]) -> Gate:
+    """What each element of a diagonal recurrence writes and keeps; of complex ones the absolute
+    value. What the nonlinear RTU's activation removes besides is not in it."""
+    x = mixer.norm(h)
+    kept, _ = mixer.recurrence(x)
+    if isinstance(kept, Complex):
+        kept = jnp.hypot(kept.real, kept.imag)
+    return Gate(mixer.written(x), kept)
 
 
 def survival(gate: Gate) -> Float[np.ndarray, "T T"]:

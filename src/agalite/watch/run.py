@@ -23,6 +23,7 @@ _ACTION_NAMES = {
     "masked-cartpole": ["left", "right"],
     "noisy-masked-cartpole": ["left", "right"],
     "repeat-previous": ["suit 0", "suit 1", "suit 2", "suit 3"],
+    "memory-chain": ["bit 0", "bit 1"],
 }
 
 

@@ -10,7 +10,13 @@ from jaxtyping import Array, Float, Shaped
 
 from agalite.networks.actor_critic import ActorCritic
 from agalite.networks.encoders import VectorEncoder
-from agalite.networks.heads import Categorical, DiagonalNormal, Distribution, MultiCategorical
+from agalite.networks.heads import (
+    Categorical,
+    DiagonalNormal,
+    Distribution,
+    EpsilonGreedy,
+    MultiCategorical,
+)
 
 _OUTLIER = 3.0  # times the next smaller number
 _MAX_OUTLIERS = 3
@@ -87,6 +93,8 @@ def _gradients(
 def chosen_logit(policy: Distribution, sampled: Any) -> Float[Array, " T"]:
     """(T,): the output that `saliency` differentiates, for the actions taken."""
     match policy:
+        case EpsilonGreedy():  # its logits are steps; the action values are what it compares
+            return chosen_logit(Categorical(policy.values), sampled)
         case Categorical():
             taken = jnp.arange(policy.logits.shape[-1]) == sampled[:, None]
             own = jnp.sum(jnp.where(taken, policy.logits, 0), axis=-1)
