@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import agalite
-from agalite.studies import catalogue
+from agalite.studies import catalogue, verdicts
 from agalite.studies.declaration import Measurement, Scale
 from agalite.studies.trials import check_settings, expand, requested
 from studies.small_study import measured_study
@@ -30,6 +30,7 @@ NAMES = [
     "bars-tmaze",
     "bars-gym",
     "bars-published",
+    "stream-memory-chain",
     "mystery-path-grid",
     "mystery-path",
     "mystery-path-sweep",
@@ -44,6 +45,7 @@ NAMES = [
     "approximation-error",
     "bases",
     "horizon",
+    "rtrl-tmaze",
     "gtrxl-window",
     "lra-listops",
     "lra-text",
@@ -57,7 +59,7 @@ def test_every_experiment_of_the_paper_has_a_study():
     found = catalogue.studies()
     assert sorted(found) == sorted(NAMES)
     for study in found.values():
-        ours = {"paper"} if study.name.startswith(("tuning", "bars")) else set()
+        ours = {"paper"} if study.name.startswith(("tuning", "bars", "stream", "rtrl")) else set()
         assert set(study.scales) == {"smoke", "cpu", "paper"} - ours, study.name
 
 
@@ -174,19 +176,45 @@ def test_seeds_are_shared_out_without_a_gap(tmp_path):
 
 def test_only_selects_levels_and_names_what_exists(tmp_path):
     study = catalogue.find("tmaze")
-    names = [t.name for t in expand(study, "cpu", tmp_path, ["agent=gru", "agent=lstm"])]
-    assert names == [
-        "agent=lstm,corridor=20",
-        "agent=lstm,corridor=40",
-        "agent=gru,corridor=20",
-        "agent=gru,corridor=40",
+    only = ["agent=gru", "agent=lstm", "corridor=120", "corridor=200", "seed=0"]
+    assert [t.name for t in expand(study, "cpu", tmp_path, only)] == [
+        "agent=lstm,corridor=120,seed=0",
+        "agent=lstm,corridor=200,seed=0",
+        "agent=gru,corridor=120,seed=0",
+        "agent=gru,corridor=200,seed=0",
     ]
-    with pytest.raises(ValueError, match="choose one of: 20, 40"):
+    with pytest.raises(ValueError, match="choose one of: 120, 140"):
         expand(study, "cpu", tmp_path, ["corridor=999"])
     with pytest.raises(ValueError, match=r"agent=\.\.\., corridor=\.\.\."):
         expand(study, "cpu", tmp_path, ["length=20"])
     bases = expand(catalogue.find("bases"), "cpu", tmp_path, ["basis=slots", "vectors=4"])
-    assert [t.settings["memory_options.r"] for t in bases] == [4]
+    assert {t.settings["memory_options.r"] for t in bases} == {4}
+
+
+def test_a_scale_may_have_a_preset_of_its_own(tmp_path):
+    study = catalogue.find("tmaze")
+    basis = {
+        scale: requested(expand(study, scale, tmp_path, ["agent=agalite"])[0])["memory_options"]
+        for scale in ("cpu", "paper")
+    }
+    assert basis["cpu"]["basis"] == "published"
+    assert basis["paper"]["basis"] == "paper"
+
+
+def test_the_page_of_results_has_every_claim_and_what_its_study_says():
+    table = verdicts.claims_table(ROOT / "results/studies", "cpu", "../results/studies/")
+    page = (ROOT / "docs/results.md").read_text()
+    between = page.split(verdicts.BEGIN)[1].split(verdicts.END)[0].strip()
+    assert between == table, "agalite study claims --out results/studies --into docs/results.md"
+    paper = [c for s in catalogue.studies().values() if s.paper != "ours" for c in s.claims]
+    assert all(claim.says.removeprefix("(ours) ") in between for claim in paper)
+
+
+def test_all_studies_run_in_an_order_that_gives_verdicts_early():
+    names = [study.name for study in catalogue.in_order("cpu")]
+    assert sorted(names) == sorted(n for n, s in catalogue.studies().items() if "cpu" in s.scales)
+    for earlier, later in (("cost", "tmaze"), ("tmaze-sweep", "tmaze"), ("tmaze", "bases")):
+        assert names.index(earlier) < names.index(later)
 
 
 def test_the_choice_of_a_sweep_changes_the_settings_of_its_agent(tmp_path):

@@ -13,10 +13,11 @@ from agalite.studies.declaration import (
     Claim,
     Metric,
     Ratio,
+    SeedFailure,
     Selection,
     vary,
 )
-from agalite.studies.results import Point, Results, choose
+from agalite.studies.results import Point, Results, choose, count_failures
 from studies.small_study import measured_study
 
 
@@ -52,6 +53,37 @@ ODD = ({"r": "2"}, [0.5, 2.5, 0.6, 2.2])
 def test_a_claim_is_judged_by_the_whole_interval(test, word, tmp_path):
     (verdict,) = claims.judge(_results(tmp_path, [LOW, HIGH, ODD], test))
     assert verdict.word == word, verdict
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        ([1.0, 1.0, 0.99], [0.99, 0.99, 1.0], "not separated here"),  # both at the top
+        ([0.50, 0.51, 0.50], [0.51, 0.50, 0.50], "not separated here"),  # both at chance
+        ([1.0, 1.0, 1.0], [0.95, 0.95, 0.96], "agrees"),
+        ([0.50, 0.51, 0.50], [1.0, 0.99, 1.0], "disagrees"),
+    ],
+)
+def test_two_sides_at_the_same_limit_are_not_separated(a, b, word, tmp_path):
+    metric = Metric(column="error", name="success", limits=(0.5, 1.0))
+    test = Better(a={"r": "4"}, b={"r": "1"})
+    points = [({"r": "4"}, a), ({"r": "1"}, b)]
+    (verdict,) = claims.judge(_results(tmp_path, points, test, metrics=(metric,)))
+    assert verdict.word == word
+    assert "difference" in verdict.measured[0], "the numbers are shown all the same"
+
+
+def test_seeds_count_for_the_first_way_in_which_they_fail():
+    ways = (
+        SeedFailure(name="lost", column="reached", below=0.5),
+        SeedFailure(name="forgot", column="success", below=0.75),
+    )
+    values = {
+        "reached": np.array([0.1, 1.0, 1.0, np.nan]),
+        "success": np.array([0.0, 0.5, 1.0, np.nan]),
+    }
+    assert count_failures(Point({}, values), ways) == {"lost": 2, "forgot": 1}
+    assert count_failures(Point({}, {"error": np.ones(3)}), ways) == {}
 
 
 def test_a_claim_about_another_scale_is_not_judged(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from agalite import files
 from agalite.cli import main
 from agalite.studies import catalogue
-from agalite.studies.declaration import Factor
+from agalite.studies.declaration import Better, Between, Claim, Factor
 from agalite.studies.trials import expand, make_config, write_format
 from agalite.training.run import Run
 from studies.small_study import TRAINED, measured_study
@@ -36,6 +36,78 @@ def test_bad_input_is_answered_with_what_exists(tmp_path, capsys):
     ):
         assert main(["study", *words]) == 2, words
         assert answer in capsys.readouterr().err, words
+
+
+def test_one_study_or_all_of_them(tmp_path, capsys):
+    out = ["--out", str(tmp_path)]
+    for words, answer in (
+        ([], "name one study or give --all"),
+        (["tmaze", "--all"], "name one study or give --all"),
+        (["--all", "--only", "agent=gru"], "--only and --chosen are for one study"),
+        (["--all", "--scale", "huge"], "scale='huge' is unknown"),
+        (["tmaze", "--hours", "0"], "hours=0.0 must be a finite number > 0"),
+    ):
+        assert main(["study", "run", *words, *out]) == 2, words
+        assert answer in capsys.readouterr().err, words
+
+
+def test_all_studies_are_run_and_their_pages_written(tmp_path, capsys, monkeypatch):
+    modes = Factor("mode", {"bad": {"mode": "bad"}})
+    two = [measured_study("first"), measured_study("second", modes, figures=())]
+    monkeypatch.setattr(catalogue, "in_order", lambda _: two)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "run", "--all", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "trials failed in: second" in printed.err
+    for name in ("first", "second"):
+        assert (tmp_path / name / "smoke/report.html").exists()
+    # When the time is over nothing more is started.
+    words = ["study", "run", "--all", "--scale", "cpu", "--hours", "1e-9", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert "hours are over; the same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "first/cpu").exists()
+
+
+def test_the_table_of_claims(tmp_path, capsys, monkeypatch):
+    claims = (
+        Claim(
+            says="Less is better.",
+            where="Section 1",
+            tests=(Better(a={"r": "4"}, b={"r": "1"}),),
+            scales=("cpu",),
+        ),
+        Claim(says="More is better.", where="Section 2", tests=(), scales=("cpu",)),
+        Claim(
+            says="(ours) Slots are enough.",
+            where="findings",
+            tests=(Between(a={"r": "9"}, low=0, high=1),),
+            scales=("cpu",),
+        ),
+    )
+    known = {"small": measured_study(paper="Section 1", claims=claims, figures=())}
+    monkeypatch.setattr(catalogue, "studies", lambda: known)
+    monkeypatch.setattr("agalite.studies.verdicts.studies", lambda: known)
+    command = ["study", "claims", "--out", str(tmp_path)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "2 claims: 1 not run yet, 1 needs more than two cores." in printed
+    assert "What the paper does not say:\n\n1 claims: 1 not run yet." in printed
+    assert "| Slots are enough. *(findings)* | not run yet" in printed
+    assert main(["study", "run", "small", "--scale", "cpu", "--out", str(tmp_path)]) == 0
+    assert main(["study", "report", "small", "--scale", "cpu", "--out", str(tmp_path)]) == 0
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- claims -->\nold\n<!-- /claims -->\nafter\n")
+    for _ in range(2):  # writing it again changes nothing
+        assert main([*command, "--into", str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith("before\n<!-- claims -->\n2 claims: 1 agrees, 1 needs")
+        assert text.endswith("<!-- /claims -->\nafter\n")
+        assert "[**agrees**](./small/cpu/report.html)" in text
+        assert "| 3 | `agalite study run small --scale cpu` |" in text
+    page.write_text("no marks")
+    assert main([*command, "--into", str(page)]) == 2
+    assert "must have the lines <!-- claims -->" in capsys.readouterr().err
 
 
 def test_a_folder_in_an_older_format_is_refused_with_a_sentence(tmp_path, capsys):

@@ -142,6 +142,14 @@ def test_a_signal_stops_processes(tmp_path):
     assert not list(tmp_path.glob("started-4"))  # the third was never started
 
 
+def test_a_deadline_stops_trials_and_raises_nothing(tmp_path):
+    trials = expand(measured_study(), "smoke", tmp_path)
+    executor = FakeExecutor(on_wait=lambda: time.sleep(0.2))
+    outcomes = runner.run(trials, executor, quiet=True, deadline=time.monotonic() + 0.1)
+    assert executor.calls == ["start 3", "stop", "close"]
+    assert [o.state for o in outcomes] == ["finished", "stopped"]
+
+
 def _wait(condition, process=None):
     deadline = time.monotonic() + 240
     while not condition():
@@ -183,7 +191,18 @@ def test_progress_shows_how_far_and_how_long(tmp_path, capsys):
 
 # Real training in real processes.
 
-WORDS = ["study", "run", "horizon", "--scale", "cpu", "--only", "agent=gru", "--jobs"]
+WORDS = [
+    "study",
+    "run",
+    "horizon",
+    "--scale",
+    "cpu",
+    "--only",
+    "agent=gru",
+    "corridor=120",
+    "seed=0",
+    "--jobs",
+]
 
 
 def _start_study(jobs, folder):
@@ -201,7 +220,7 @@ def _start_study(jobs, folder):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    trials = expand(catalogue.find("horizon"), "cpu", folder / "studies", ["agent=gru"])[:jobs]
+    trials = expand(catalogue.find("horizon"), "cpu", folder / "studies", WORDS[6:-1])[:jobs]
     try:
         _wait(lambda: all(trial.progress() > 0 for trial in trials), process)
     except BaseException:

@@ -41,7 +41,12 @@ def cluster():
 
 def test_a_signal_saves_runs_on_the_cluster(cluster, tmp_path):
     """A long trial is asked to stop, saves its run on its node, and can be resumed."""
-    (trial,) = expand(catalogue.find("horizon"), "cpu", tmp_path, ["agent=gru", "horizon=spread"])
+    (trial,) = expand(
+        catalogue.find("horizon"),
+        "cpu",
+        tmp_path,
+        ["agent=gru", "horizon=spread", "corridor=120", "seed=0"],
+    )
 
     def stop():
         deadline = time.monotonic() + 300

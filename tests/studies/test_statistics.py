@@ -77,6 +77,15 @@ def test_bins_hold_what_falls_into_them():
                 assert np.isnan(curves[seed, i])
 
 
+def test_a_run_that_ended_early_goes_on_with_its_last_mean():
+    table = _table()  # 600 steps
+    ends, curves = statistics.binned_curves(table, "charts/success", 6, total=1200)
+    np.testing.assert_array_equal(ends, [200, 400, 600, 800, 1000, 1200])
+    short = statistics.binned_curves(table, "charts/success", 3)[1]
+    np.testing.assert_array_equal(curves[:, :3], short)
+    np.testing.assert_array_equal(curves[:, 3:], np.repeat(short[:, -1:], 3, axis=1))
+
+
 def test_difference_interval_covers_the_truth():
     rng = np.random.default_rng(1)
     hits = 0

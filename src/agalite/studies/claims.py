@@ -1,7 +1,8 @@
-"""Verdicts on the paper's claims: agrees, disagrees, undecided, or not tested at this scale.
+"""Verdicts on the paper's claims.
 
 A test compares means over seeds. It holds if the whole 95% bootstrap interval is on its side, fails
-if the whole interval is on the other side, and is undecided otherwise.
+if the whole interval is on the other side, and is undecided otherwise. Two sides that both reach
+the best value there is, or both have learned nothing, are not separated.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from agalite.studies.statistics import (
 )
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+NOT_SEPARATED = "not separated here"
 NOT_TESTED = "not tested at this scale"
+_NEAR = 0.02  # of the range between the limits of a metric
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Verdict:
     measured: tuple[str, ...]
     """A sentence per test: both sides, the comparison and the limits tested."""
     word: str
-    """agrees, disagrees, undecided or not tested at this scale."""
+    """agrees, disagrees, undecided, not separated here or not tested at this scale."""
     why: str = ""
     """Why it is not tested."""
 
@@ -50,7 +53,7 @@ def _judge(results: Results, claim: Claim) -> Verdict:
     words = [word for _, word in compared]
     if NOT_TESTED in words:
         return Verdict(claim, measured, NOT_TESTED, "trials are missing, or have one seed")
-    word = next((w for w in (DISAGREES, UNDECIDED) if w in words), AGREES)
+    word = next((w for w in (DISAGREES, UNDECIDED, NOT_SEPARATED) if w in words), AGREES)
     return Verdict(claim, measured, word)
 
 
@@ -75,6 +78,8 @@ def _compare(results: Results, test: Test) -> tuple[str, str]:
         return words, _within(low, high, test.low, test.high, enough)
     low, high = difference_interval(a, b)
     words += f"; difference {a.mean() - b.mean():+.3g} ({low:.3g} to {high:.3g})"
+    if enough and _same_limit(metric.limits, a.mean(), b.mean()):
+        return words, NOT_SEPARATED
     if isinstance(test, Alike):
         words += f"; tested: less than {test.within:g} apart"
         return words, _within(low, high, -test.within, test.within, enough)
@@ -88,6 +93,14 @@ def _compare(results: Results, test: Test) -> tuple[str, str]:
     if low > test.margin:
         return words, AGREES
     return words, DISAGREES if high < test.margin else UNDECIDED
+
+
+def _same_limit(limits: tuple[float, float] | None, a: float, b: float) -> bool:
+    """Whether both means are within 2% of the range from the same limit."""
+    if limits is None:
+        return False
+    near = _NEAR * abs(limits[1] - limits[0])
+    return any(abs(a - limit) <= near and abs(b - limit) <= near for limit in limits)
 
 
 def _within(low: float, high: float, least: float, most: float, enough: bool) -> str:

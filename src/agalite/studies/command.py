@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from agalite import extras
 from agalite.system import Stopped, use_devices
 
 if TYPE_CHECKING:
+    from agalite.studies.declaration import Study
     from agalite.studies.runner import Executor
     from agalite.studies.trials import Trial
 
@@ -50,10 +52,14 @@ class List:
 class Run:
     """Run the trials of a study: finished ones are kept, unfinished ones are resumed."""
 
-    name: Annotated[tyro.conf.Positional[str], _STUDY]
+    name: Annotated[tyro.conf.Positional[str | None], _STUDY] = None
     """A name that `agalite study list` lists."""
+    all: bool = False
+    """Run all studies that have this scale, one after another, and write their pages."""
     scale: str = "smoke"
     """smoke (minutes), cpu (an evening on two cores) or paper (a cluster)."""
+    hours: float | None = None
+    """Stop after this time: every run is saved, and the same command goes on with it."""
     jobs: int = 1
     """Trials that run at the same time on this machine, each with its share of the cores."""
     ray: str | None = None
@@ -73,25 +79,62 @@ class Run:
 
     def run(self) -> None:
         extras.require_training("agalite study run")
-        from agalite import validation
-        from agalite.studies import runner
-        from agalite.studies._wording import count_of
-        from agalite.studies.catalogue import find
-        from agalite.studies.declaration import Measurement
-        from agalite.studies.trials import agents_without_choice, expand
+        from agalite.studies.catalogue import find, in_order
+        from agalite.studies.declaration import SCALES
 
-        study = find(self.name)
+        self._check()
+        deadline = None if self.hours is None else time.monotonic() + 3600 * self.hours
+        if self.name is not None:
+            if not self._run_study(find(self.name), deadline):
+                raise SystemExit(1)
+            return
+        from agalite import validation
+        from agalite.studies import report
+
+        validation.check_one_of("scale", self.scale, SCALES)
+        failed = []
+        for study in in_order(self.scale):
+            if deadline is not None and time.monotonic() >= deadline:
+                print(f"{self.hours:g} hours are over; the same command goes on", file=sys.stderr)
+                break
+            if not self._run_study(study, deadline):
+                failed.append(study.name)
+            print(f"written to {report.write(study, self.scale, self.out)}")
+        if failed:
+            print(f"trials failed in: {', '.join(failed)}", file=sys.stderr)
+            raise SystemExit(1)
+
+    def _check(self) -> None:
+        """Refuses options that contradict each other."""
+        from agalite import validation
+
         validation.check_integer("jobs", self.jobs, minimum=1)
         validation.check_number("cpus", self.cpus, minimum=0.0, above=True)
         validation.check_number("gpus", self.gpus, minimum=0.0)
+        if self.hours is not None:
+            validation.check_number("hours", self.hours, minimum=0.0, above=True)
         if self.ray is not None and self.jobs != 1:
             raise ValueError(f"jobs={self.jobs} is for this machine alone; leave it out with ray")
+        if (self.name is None) != self.all:
+            raise ValueError(
+                "name one study or give --all: agalite study run tmaze, agalite study run --all"
+            )
+        if self.all and (self.only or self.chosen):
+            raise ValueError("--only and --chosen are for one study; leave them out with --all")
+
+    def _run_study(self, study: "Study", deadline: float | None) -> bool:
+        """Runs the trials of one study; whether none failed."""
+        from agalite.studies import runner
+        from agalite.studies._wording import count_of
+        from agalite.studies.declaration import Measurement
+        from agalite.studies.trials import agents_without_choice, expand
+
         chosen = _read_chosen(self.chosen)
         trials = expand(study, self.scale, self.out.absolute(), self.only, chosen)
         notes = []
         if others := agents_without_choice(trials, chosen):
             notes.append(f"{self.chosen} does not name {', '.join(others)}: default settings")
-        if self.jobs == 1 and self.ray is None:
+        if self.jobs == 1 and self.ray is None and self.hours is None and not self.all:
             seeds = {trial.seeds for trial in trials if not isinstance(trial.kind, Measurement)}
             if len(seeds) == 1:
                 use_devices(None, seeds.pop())
@@ -100,7 +143,11 @@ class Run:
             print(note, file=sys.stderr)
         try:
             outcomes = runner.run(
-                trials, self._executor(), command=runner.command_line(), notes=notes
+                trials,
+                self._executor(),
+                command=runner.command_line(),
+                notes=notes,
+                deadline=deadline,
             )
         except (Stopped, KeyboardInterrupt) as stopped:
             code = stopped.code if isinstance(stopped, Stopped) else 130
@@ -117,16 +164,18 @@ class Run:
                 f"far: agalite study status {study.name} --scale {self.scale} --out {self.out}",
                 file=sys.stderr,
             )
-        print(f"agalite study report {study.name} --scale {self.scale} --out {self.out}")
-        if any(outcome.state in ("failed", "busy") for outcome in outcomes):
-            raise SystemExit(1)
+        if not self.all:
+            print(f"agalite study report {study.name} --scale {self.scale} --out {self.out}")
+        return not any(outcome.state in ("failed", "busy") for outcome in outcomes)
 
     def _executor(self) -> "Executor":
         from agalite.studies.runner import Inline, Processes, RayTasks
 
         if self.ray is not None:
             return RayTasks(self.ray, cpus=self.cpus, gpus=self.gpus)
-        return Processes(self.jobs) if self.jobs > 1 else Inline()
+        # A trial in this process could not be stopped by the clock.
+        in_processes = self.jobs > 1 or self.hours is not None
+        return Processes(self.jobs) if in_processes else Inline()
 
 
 @dataclass(frozen=True)
@@ -176,6 +225,34 @@ class Report:
         print(f"written to {report.write(study, self.scale, self.out, self.to)}")
 
 
+@dataclass(frozen=True)
+class Claims:
+    """Print every claim of the paper with the verdict of the studies in a folder, as Markdown."""
+
+    out: Path = Path("studies")
+    """Folder of all studies."""
+    scale: str = "cpu"
+    """smoke, cpu or paper."""
+    into: Path | None = None
+    """A Markdown file with the marks <!-- claims --> and <!-- /claims -->, between which the table
+    is written instead."""
+
+    def run(self) -> None:
+        import os
+
+        from agalite import validation
+        from agalite.studies import verdicts
+        from agalite.studies.declaration import SCALES
+
+        validation.check_one_of("scale", self.scale, SCALES)
+        if self.into is None:
+            print(verdicts.claims_table(self.out, self.scale))
+            return
+        link = os.path.relpath(self.out, self.into.parent) + "/"
+        verdicts.write_table(self.into, verdicts.claims_table(self.out, self.scale, link))
+        print(f"written to {self.into}")
+
+
 def _read_chosen(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
@@ -198,4 +275,4 @@ def _overview(trials: "Sequence[Trial]") -> str:
     return f"{count_of(len(states), 'trial')}: {counts}"
 
 
-COMMANDS = {"list": List, "run": Run, "status": Status, "report": Report}
+COMMANDS = {"list": List, "run": Run, "status": Status, "report": Report, "claims": Claims}

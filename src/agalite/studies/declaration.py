@@ -5,6 +5,7 @@ is a combination; a combination with its seeds is a *trial*. Settings are writte
 "memory_options.eta": 8. `catalogue/` holds the declarations.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,8 @@ class Scale:
     """Applied after the study's base settings."""
     model_size: str = "paper"
     """Size of the models: paper, small or tiny (`catalogue/agents.py`)."""
+    preset: str | None = None
+    """The preset that the settings of a training start from; None: the study's."""
     factors: tuple[Factor, ...] = ()
     """Replace the study's factors of the same names."""
     note: str = ""
@@ -105,7 +108,8 @@ class Metric:
     """A number per seed that the study reports."""
 
     column: str
-    """A column of metrics.csv, a list in summary.json ("summary:..."), or a measured value."""
+    """A column of metrics.csv, its mean over the whole run ("whole:..."), a list in summary.json
+    ("summary:..."), or a measured value."""
     name: str
     """What figures and tables call it."""
     last_steps: int | None = None
@@ -113,6 +117,19 @@ class Metric:
     higher_is_better: bool = True
     exact: bool = False
     """Whether it is the same in every repetition, so that one is enough for a verdict."""
+    limits: tuple[float, float] | None = None
+    """The value of an agent that has learned nothing, and the best there is. Two sides that are
+    both within 2% of the range from one of them are not separated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedFailure:
+    """A way in which a seed fails: the value of a column is below a threshold."""
+
+    name: str
+    """What tables call it: "never reached the junction"."""
+    column: str
+    below: float
 
 
 @dataclass(frozen=True)
@@ -247,6 +264,8 @@ class Study:
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
     selection: Selection | None = None
+    seed_failures: tuple[SeedFailure, ...] = ()
+    """Ways in which seeds fail, counted on the page. A seed counts for the first that applies."""
     error_bands: str = "standard error"
     """What figures shade: standard error or 95% interval, whichever the paper does."""
     note: str = ""
@@ -262,6 +281,13 @@ class Study:
         """The scale of this name; ValueError if the study has none."""
         validation.check_one_of("scale", scale, self.scales)
         return self.scales[scale]
+
+    def kind_at(self, scale: str) -> Training | Supervised | Measurement:
+        """What a trial is at a scale, which may have a preset of its own."""
+        preset = self.at(scale).preset
+        if preset is None or isinstance(self.kind, Measurement):
+            return self.kind
+        return dataclasses.replace(self.kind, preset=preset)
 
     def factors_at(self, scale: str) -> tuple[Factor, ...]:
         """The factors, with those that the scale replaces."""

@@ -10,7 +10,7 @@ from agalite.studies._wording import count_of, duration, join_words
 from agalite.studies.claims import Verdict
 from agalite.studies.declaration import Measurement, Study
 from agalite.studies.figures import DrawnFigure
-from agalite.studies.results import Choice, Results
+from agalite.studies.results import Choice, Results, count_failures
 from agalite.studies.statistics import probability_of_improvement, summarise
 from agalite.studies.trials import STATES
 from agalite.system import commit
@@ -87,6 +87,7 @@ def render_page(
         _claims(results, verdicts),
         _choices(study, choices),
         _numbers(results),
+        _seed_failures(results),
         _improvement(results),
         _failures(results),
         _settings(results),
@@ -233,6 +234,28 @@ def _shortened(results: Results) -> str:
                 f"over their last {how_many} steps (never more than the last fifth of a run).</p>"
             )
     return "".join(parts)
+
+
+def _seed_failures(results: Results) -> str:
+    """How many seeds of every combination failed, in which way."""
+    ways = results.study.seed_failures
+    counted = [(point, count_failures(point, ways)) for point in results.points]
+    if not any(counted_ways for _, counted_ways in counted):
+        return ""
+    factors = list(dict.fromkeys(name for point in results.points for name in point.levels))
+    rows = []
+    for point, counts in counted:
+        seeds = max((len(v) for v in point.values.values()), default=0)
+        row = [_Cell(escape(point.levels.get(name, ""))) for name in factors]
+        row += [_number(seeds - sum(counts.values())), *(_number(counts[way.name]) for way in ways)]
+        rows.append(row)
+    limits = join_words([f"{way.name}: {way.column} below {way.below:g}" for way in ways])
+    heads = [*(name.replace("_", " ") for name in factors), "neither", *(w.name for w in ways)]
+    return (
+        "<h2>Seeds that failed</h2>"
+        f"<p>By the last fifth of each run ({escape(limits)}); a seed counts for the first that "
+        "applies.</p>" + _table(heads, rows, "seed-failures")
+    )
 
 
 def _improvement(results: Results) -> str:

@@ -10,12 +10,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from agalite.studies.declaration import Levels, Measurement, Metric, Study, Training
+from agalite.studies.declaration import (
+    Levels,
+    Measurement,
+    Metric,
+    SeedFailure,
+    Study,
+    Training,
+)
 from agalite.studies.statistics import binned_curves, mean_of_last_steps
 from agalite.studies.trials import Trial, check_format, expand, study_folder
 
 Values = Float[np.ndarray, " seeds"]
 
+_WHOLE_BINS = 100  # parts of a run, which count alike in its mean ("whole:...")
 _SESSION_FIELDS = {"command", "started", "machine", "versions", "seconds", "trials"}
 
 
@@ -101,7 +109,7 @@ class Results:
                 table = read_metrics(trial.folder)
                 if column not in table or not len(table["step"]):
                     continue
-                steps, values = binned_curves(table, column, bins)
+                steps, values = binned_curves(table, column, bins, _whole_run(trial))
                 if ends is None or len(steps) == len(ends):
                     ends = steps
                     curves.append(values)
@@ -130,7 +138,7 @@ def load(study: Study, scale: str, out: Path) -> Results:
         if trial.state() != "finished":
             continue
         try:
-            parts = _read(trial, study.metrics)
+            parts = _read(trial, study.metrics, study.seed_failures)
         # Whatever damaged files lead to: the report of the other trials is still written.
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             problem = str(error) if isinstance(error, ValueError) else repr(error)
@@ -148,6 +156,12 @@ def load(study: Study, scale: str, out: Path) -> Results:
     return Results(study, scale, home, trials, list(points.values()), sessions, damaged)
 
 
+def _whole_run(trial: Trial) -> int | None:
+    """The steps of a run that has ended before all of them, because it had succeeded."""
+    early = json.loads(trial.result_path.read_text()).get("stopped_at_success")
+    return int(trial.settings["total_timesteps"]) if early else None
+
+
 def _merge(point: Point, part: Point) -> None:
     """Adds the seeds of another trial of the same combination of levels."""
     point.trials += part.trials
@@ -156,7 +170,7 @@ def _merge(point: Point, part: Point) -> None:
     point.summary["seconds"] = point.summary.get("seconds", 0) + part.summary["seconds"]
 
 
-def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
+def _read(trial: Trial, metrics: Sequence[Metric], failures: Sequence[SeedFailure]) -> list[Point]:
     if isinstance(trial.kind, Measurement):
         return _read_rows(trial)
     from agalite.training.logging import read_metrics
@@ -172,10 +186,19 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
                 f"{summary['steps']:,}"
             )
     values, shortened = {}, {}
+    for failure in failures:
+        if failure.column in table:
+            fifth = max(1, int(table["step"].max()) // 5)
+            values[failure.column] = mean_of_last_steps(table, failure.column, fifth)
     for metric in metrics:
         if metric.column.startswith("summary:"):
             found = summary[metric.column.removeprefix("summary:")]
             values[metric.column] = np.atleast_1d(np.asarray(found, np.float64))
+        elif metric.column.startswith("whole:"):
+            column = metric.column.removeprefix("whole:")
+            if column in table:
+                curves = binned_curves(table, column, _WHOLE_BINS, _whole_run(trial))[1]
+                values[metric.column] = np.nanmean(curves, axis=1)
         elif metric.column in table:
             fifth = max(1, int(table["step"].max()) // 5)
             last_steps = fifth if metric.last_steps is None else min(metric.last_steps, fifth)
@@ -188,6 +211,21 @@ def _read(trial: Trial, metrics: Sequence[Metric]) -> list[Point]:
         "seconds": summary.get("seconds_of_this_session", 0.0),
     }
     return [Point(dict(trial.levels), values, [trial], facts, shortened)]
+
+
+def count_failures(point: Point, ways: Sequence[SeedFailure]) -> dict[str, int]:
+    """How many seeds of a point failed in each way; a seed counts for the first that applies."""
+    counts: dict[str, int] = {}
+    left: np.ndarray | None = None
+    for way in ways:
+        values = point.values.get(way.column)
+        if values is None:
+            continue
+        left = np.ones(len(values), bool) if left is None else left
+        failed = left & ~(values >= way.below)  # NaN, where no episode ended, counts
+        counts[way.name] = int(failed.sum())
+        left &= ~failed
+    return {way.name: counts.get(way.name, 0) for way in ways} if counts else {}
 
 
 def _read_rows(trial: Trial) -> list[Point]:

@@ -74,6 +74,7 @@ def run(
     quiet: bool = False,
     command: str | None = None,
     notes: Sequence[str] = (),
+    deadline: float | None = None,
 ) -> list[Outcome]:
     """Runs every trial that is not finished.
 
@@ -84,6 +85,8 @@ def run(
     - `quiet`: print no progress.
     - `command`: what was typed, for the report.
     - `notes`: what else the report should say about this session.
+    - `deadline`: the value of `time.monotonic()` at which running trials are asked to save and
+      stop; an executor that runs them in this process starts no more, and ends the one that runs.
 
     **Returns:**
 
@@ -113,8 +116,9 @@ def run(
             slots = executor.start(len(waiting))
             with signals as received:  # after `start`: Ray installs signal handlers of its own
                 while waiting or running:
-                    if received and not stopping:
-                        stopping, stopped_by = True, received[0]
+                    late = deadline is not None and time.monotonic() >= deadline
+                    if (received or late) and not stopping:
+                        stopping, stopped_by = True, received[0] if received else 0
                         waiting.clear()
                         executor.stop()
                     while waiting and running < slots:
@@ -131,7 +135,7 @@ def run(
                         continue
                     for outcome in ended:
                         running -= 1
-                        if outcome.state == "stopped":
+                        if outcome.state == "stopped" and not late:
                             stopped_by = stopped_by or outcome.signal
                             if executor.in_process:
                                 waiting.clear()

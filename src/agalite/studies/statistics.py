@@ -140,7 +140,7 @@ def mean_of_last_steps(
 
 
 def binned_curves(
-    table: Mapping[str, np.ndarray], column: str, bins: int
+    table: Mapping[str, np.ndarray], column: str, bins: int, total: int | None = None
 ) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, "seeds bins"]]:
     """A learning curve per seed: means over equal parts of a run.
 
@@ -149,6 +149,8 @@ def binned_curves(
     - `table`: the columns of metrics.csv.
     - `column`: the metric.
     - `bins`: the number of parts; fewer if the table has fewer steps.
+    - `total`: the steps of the run. One that has ended early, because it had succeeded
+      (`stop_at_success`), goes on with its last part's mean.
 
     **Returns:**
 
@@ -156,14 +158,18 @@ def binned_curves(
     """
     validation.check_integer("bins", bins, minimum=1)
     steps, seeds = table["step"], np.unique(table["seed"])
-    bins = min(bins, len(np.unique(steps)))
-    ends = steps.max() * np.arange(1, bins + 1) / bins
+    end = max(int(steps.max()), total or 0)
+    bins = min(bins, max(1, round(len(np.unique(steps)) * end / int(steps.max()))))
+    ends = end * np.arange(1, bins + 1) / bins
     part = np.searchsorted(ends, steps)
     curves = [
         [_mean(table, column, (table["seed"] == seed) & (part == i)) for i in range(bins)]
         for seed in seeds
     ]
-    return ends, np.array(curves)
+    found = np.array(curves)
+    last = int(part.max())
+    found[:, last + 1 :] = found[:, last : last + 1]
+    return ends, found
 
 
 def _mean(table: Mapping[str, np.ndarray], column: str, rows: np.ndarray) -> float:

@@ -219,8 +219,9 @@ def expand(
             memory = str(settings.get("memory", "agalite"))
             size = model_size(at.model_size, memory)
             settings = {**study.base, **at.settings, **size, **varied}
-        if isinstance(study.kind, Training) and "total_timesteps" not in settings:
-            settings["total_timesteps"] = _steps_of_preset(study.kind, settings)
+        kind = study.kind_at(scale)
+        if isinstance(kind, Training) and "total_timesteps" not in settings:
+            settings["total_timesteps"] = _steps_of_preset(kind, settings)
         trials += _share_seeds(study, scale, out, levels, settings)
     if seeds:
         trials = [x for x in trials if seeds & set(range(x.first_seed, x.first_seed + x.seeds))]
@@ -228,9 +229,12 @@ def expand(
 
 
 def _steps_of_preset(kind: Training, settings: Mapping[str, Any]) -> int:
+    from agalite.training.config import AGENTS
     from agalite.training.presets import preset
 
-    start = preset(kind.preset, str(settings["env"]), str(settings.get("memory", "agalite")))
+    memory, algorithm = str(settings.get("memory", "agalite")), settings.get("algorithm")
+    kind_of_agent = None if algorithm is None else AGENTS.get(str(algorithm))
+    start = preset(kind.preset, str(settings["env"]), memory, kind_of_agent)
     return int(start["total_timesteps"])
 
 
@@ -268,7 +272,8 @@ def _share_seeds(
         suffix = "" if at.seeds == count else f",seed={first}"
         if suffix and count > 1:
             suffix += f"-{first + count - 1}"
-        trials.append(Trial(name + suffix, levels, settings, study.kind, first, count, home))
+        kind = study.kind_at(scale)
+        trials.append(Trial(name + suffix, levels, settings, kind, first, count, home))
     return trials
 
 
@@ -312,10 +317,9 @@ def _train_config(preset_name: str, flat: dict[str, Any], seeds: int) -> Any:
     algorithm = nested.pop("algorithm", None)  # as --algorithm: that agent with its defaults
     env, memory = str(nested["env"]), str(nested.setdefault("memory", "agalite"))
     validation.check_one_of("memory", memory, MODELS)
-    start = preset(preset_name, env, memory)
     if algorithm is not None:
         validation.check_one_of("algorithm", algorithm, AGENTS)
-        start["agent"] = AGENTS[algorithm]()
+    start = preset(preset_name, env, memory, None if algorithm is None else AGENTS[algorithm])
     _check_names(flat, HostConfig if on_host(env) else TrainConfig, start["agent"])
     agent = dataclasses.replace(start.pop("agent"), **nested.pop("agent", {}))
     options = {**start.pop("memory_options", {}), **nested.pop("memory_options", {})}

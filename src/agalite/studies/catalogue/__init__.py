@@ -7,13 +7,14 @@ worked example.
 import importlib
 
 from agalite import validation
-from agalite.studies.declaration import Study
+from agalite.studies.declaration import Measurement, Study
 
 _FILES = (
     "tmaze",
     "cartpole",
     "tuning",
     "bars",
+    "stream",
     "mystery_path",
     "craftax",
     "memory_maze",
@@ -21,6 +22,7 @@ _FILES = (
     "approximation_error",
     "bases",
     "horizon",
+    "rtrl",
     "gtrxl_window",
     "lra",
     "latency",
@@ -35,6 +37,24 @@ def studies() -> dict[str, Study]:
         module = importlib.import_module(f"{__name__}.{file}")
         found.update((study.name, study) for study in module.STUDIES)
     return found
+
+
+def in_order(scale: str) -> list[Study]:
+    """The studies that have a scale, in the order in which `agalite study run --all` runs them.
+
+    Measurements first, which take minutes, then sweeps, whose choices the other studies use, then
+    the paper's experiments, and what is not in the paper last.
+    """
+    found = [study for study in studies().values() if scale in study.scales]
+
+    def rank(study: Study) -> int:
+        if isinstance(study.kind, Measurement):
+            return 0
+        if study.paper == "ours":
+            return 3
+        return 1 if study.selection is not None else 2
+
+    return sorted(found, key=rank)
 
 
 def find(name: str) -> Study:

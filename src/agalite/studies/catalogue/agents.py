@@ -3,7 +3,7 @@
 from typing import Any
 
 from agalite import validation
-from agalite.memory.registry import BLOCKS, SMALL
+from agalite.memory.registry import BLOCKS, DIAGONAL, SMALL
 from agalite.studies.declaration import Factor, Settings
 
 AGENTS: dict[str, Settings] = {
@@ -18,34 +18,18 @@ AGENTS: dict[str, Settings] = {
     "agalite": {"memory": "agalite", "memory_options.eta": 4, "memory_options.r": 1},
     "agalite-8": {"memory": "agalite", "memory_options.eta": 8, "memory_options.r": 1},
     "transformer": {"memory": "transformer"},
+    **{name: {"memory": name} for name in DIAGONAL},
 }
 
 LONG_HORIZON = (2.0, 512.0)
 """Initial time constants of the gates, in steps; the paper's initialisation gives about 2."""
 GATED = ("lstm", "gru", "galite", "agalite")
-"""The models whose gates have a `horizon`."""
+"""The agents of the paper that have a `horizon`."""
 
 
-def agents(*names: str, long_horizon: bool = False) -> Factor:
-    """The factor "agent".
-
-    **Arguments:**
-
-    - `names`: keys of `AGENTS`.
-    - `long_horizon`: whether the gates of gated models start with time constants of
-      `LONG_HORIZON`.
-
-    **Returns:**
-
-    A factor with one level per agent.
-    """
-    levels: dict[str, Settings] = {}
-    for name in names:
-        settings: dict[str, Any] = dict(AGENTS[name])
-        if long_horizon and settings["memory"] in GATED:
-            settings["memory_options.horizon"] = LONG_HORIZON
-        levels[name] = settings
-    return Factor("agent", levels)
+def agents(*names: str) -> Factor:
+    """The factor "agent", with one level for each of these keys of `AGENTS`."""
+    return Factor("agent", {name: AGENTS[name] for name in names})
 
 
 _TINY = {"d_model": 16, "layers": 1, "heads": 1, "head_size": 8, "ffn_size": 16}
@@ -56,6 +40,10 @@ MODEL_SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "small": SMALL,
     "tiny": {
         **dict.fromkeys(BLOCKS, _TINY),
+        **{
+            name: {"d_model": 16, "layers": 1, "ffn_size": 16, "hidden_size": 16}
+            for name in DIAGONAL
+        },
         "feedforward": {"d_model": 16, "layers": 1, "ffn_size": 16},
         "gru": {"d_model": 16, "hidden_size": 16},
         "lstm": {"d_model": 16, "hidden_size": 16},

@@ -45,6 +45,7 @@ STUDIES = (
             LinePlot(x="vectors", lines="basis"),
             LearningCurves(lines="basis", panels="vectors"),
         ),
+        seed_failures=tmaze.SEED_FAILURES,
         scales={
             "smoke": Scale(
                 seeds=1,
@@ -53,11 +54,13 @@ STUDIES = (
                 factors=(Factor("basis/vectors", {"slots/2": _bases(2).levels["slots/2"]}),),
             ),
             "cpu": Scale(
-                seeds=4,
+                seeds=5,
+                seeds_per_run=1,
+                preset="published",
                 model_size="small",
-                settings={**tmaze.CPU, "total_timesteps": 600_000, "env_options.corridor": 20},
+                settings={**tmaze.CPU_SETTINGS, "env_options.corridor": 200},
                 factors=(_bases(1, 4),),
-                note="A corridor of 20, small models.",
+                note="A corridor of 200. " + tmaze.cpu_note(tmaze.LONG_GATES),
             ),
             "paper": Scale(
                 seeds=50,

@@ -34,8 +34,8 @@ _SMOKE = {
 _CPU = {
     "num_envs": 64,
     "num_steps": 64,
-    "total_timesteps": 1_000_000,
-    "log_every": 20_000,
+    "total_timesteps": 5_000_000,
+    "log_every": 100_000,
     "checkpoint_every": 100_000,
     "keep_checkpoints": 1,
 }
@@ -67,11 +67,12 @@ STUDIES = (
                 factors=(agents("agalite-8"),),
             ),
             "cpu": Scale(
-                seeds=2,
+                seeds=5,
+                seeds_per_run=1,
                 model_size="small",
                 settings=_CPU,
-                factors=(agents("gtrxl-64", "agalite-8"),),
-                note="1M steps of 64 environments instead of 1B of 1024; small models.",
+                factors=(agents("gru", "gtrxl-128", "agalite-8"),),
+                note="5M steps of 64 environments instead of 1B of 1024; small models.",
             ),
             "paper": Scale(seeds=15, seeds_per_run=1, settings={"total_timesteps": 1_000_000_000}),
         },
@@ -80,6 +81,7 @@ STUDIES = (
                 says="AGaLiTe achieves a higher reward than GTrXL-128.",
                 where="Section 5, Craftax",
                 tests=(Better(a={"agent": "agalite-8"}, b={"agent": "gtrxl-128"}),),
+                scales=("paper", "cpu"),
             ),
             Claim(
                 says="AGaLiTe achieves a higher reward than the PPO+RNN baseline (15.3% of 226).",

@@ -28,6 +28,7 @@ STUDIES = (
         factors=(_windows(32, 64, 128, 256), tmaze.corridor(40, 80, 120, 160, 200)),
         metrics=(tmaze.SUCCESS,),
         figures=(LinePlot(x="corridor", lines="window"),),
+        seed_failures=tmaze.SEED_FAILURES,
         scales={
             "smoke": Scale(
                 seeds=1,
@@ -36,11 +37,13 @@ STUDIES = (
                 factors=(_windows(8), tmaze.corridor(4)),
             ),
             "cpu": Scale(
-                seeds=2,
+                seeds=5,
+                seeds_per_run=1,
+                preset="published",
                 model_size="small",
-                settings={**tmaze.CPU, "total_timesteps": 600_000},
-                factors=(_windows(8, 16, 32, 64), tmaze.corridor(10, 20, 40)),
-                note="Corridors of 10 to 40, windows of 8 to 64, small models.",
+                settings={**tmaze.CPU_SETTINGS, "total_timesteps": 2_000_000},
+                factors=(_windows(8, 16, 32, 64), tmaze.corridor(20, 40)),
+                note="Corridors of 20 and 40, windows of 8 to 64, 2M steps, small models.",
             ),
             "paper": Scale(seeds=20, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
         },

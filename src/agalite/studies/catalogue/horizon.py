@@ -31,6 +31,7 @@ STUDIES = (
             LinePlot(x="horizon", lines="agent", panels="corridor"),
             LearningCurves(lines="horizon", panels="agent"),
         ),
+        seed_failures=tmaze.SEED_FAILURES,
         scales={
             "smoke": Scale(
                 seeds=1,
@@ -43,11 +44,13 @@ STUDIES = (
                 ),
             ),
             "cpu": Scale(
-                seeds=4,
+                seeds=5,
+                seeds_per_run=1,
+                preset="published",
                 model_size="small",
-                settings={**tmaze.CPU, "total_timesteps": 600_000},
-                factors=(tmaze.corridor(40),),
-                note="A corridor of 40 instead of 120, small models.",
+                settings=tmaze.CPU_SETTINGS,
+                factors=(tmaze.corridor(120, 200),),
+                note=tmaze.cpu_note("two initialisations of the gates"),
             ),
             "paper": Scale(
                 seeds=50,

@@ -27,12 +27,9 @@ _SMOKE = {
     "evaluate_every": 768,
     "checkpoint_every": 1536,
 }
-_CPU = {
-    "total_timesteps": 4_000_000,
-    "evaluate_every": 500_000,
-    "log_every": 100_000,
-    "keep_checkpoints": 1,
-}
+_CPU = {"evaluate_every": 5_000_000, "log_every": 1_000_000, "keep_checkpoints": 1}
+# Tokens. ListOps has Long Range Arena's number of examples (160,000), Text three epochs.
+_CPU_TOKENS = {"listops": 160_000_000, "text": 100_000_000}
 
 
 def _study(task: str, smoke: dict, score: float, error: float, others: dict[str, float]) -> Study:
@@ -59,10 +56,11 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
             ),
             "cpu": Scale(
                 seeds=2,
+                seeds_per_run=1,
                 model_size="small",
-                settings=_CPU,
-                factors=(agents("linear", "agalite-8"),),
-                note="4M tokens instead of 40M, small models, no softmax transformer.",
+                settings={**_CPU, "total_timesteps": _CPU_TOKENS[task]},
+                factors=(agents("agalite-8", "linear", "gru", "transformer"),),
+                note=f"{_CPU_TOKENS[task] // 10**6}M tokens, small models.",
             ),
             "paper": Scale(seeds=10, seeds_per_run=1),
         },
@@ -75,6 +73,7 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
                         a={"agent": "agalite-8"}, low=score - 2 * error, high=score + 2 * error
                     ),
                 ),
+                scales=("paper", "cpu"),
             ),
             *(
                 Claim(
@@ -85,6 +84,7 @@ def _study(task: str, smoke: dict, score: float, error: float, others: dict[str,
                         Between(a={"agent": "agalite-8"}, low=value, high=1.0),
                         Better(a={"agent": "agalite-8"}, b={"agent": agent}),
                     ),
+                    scales=("paper", "cpu"),
                 )
                 for agent, value in others.items()
             ),

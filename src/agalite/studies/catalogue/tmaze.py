@@ -10,6 +10,7 @@ from agalite.studies.declaration import (
     LinePlot,
     Metric,
     Scale,
+    SeedFailure,
     Selection,
     Study,
     Training,
@@ -19,7 +20,17 @@ from agalite.studies.declaration import (
 _AGENTS = ("lstm", "gru", "gtrxl-128", "gtrxl-256", "linear", "galite", "agalite")
 _LENGTHS = (120, 140, 160, 180, 200)
 _LONG = tuple(str(n) for n in _LENGTHS[1:])
-SUCCESS = Metric(column="charts/success", name="success rate, last 100K steps", last_steps=100_000)
+SUCCESS = Metric(
+    column="charts/success",
+    name="success rate, last 100K steps",
+    last_steps=100_000,
+    limits=(0.5, 1.0),  # turning at random, and always right
+)
+WHOLE_SUCCESS = Metric(column="whole:charts/success", name="success rate, mean of the whole run")
+SEED_FAILURES = (
+    SeedFailure(name="did not find the junction", column="charts/reached", below=0.5),
+    SeedFailure(name="did not remember the cue", column="charts/success", below=0.75),
+)
 SMOKE = {
     "total_timesteps": 2048,
     "num_envs": 4,
@@ -29,16 +40,30 @@ SMOKE = {
 }
 # For the tuned preset, whose agent is PPO: one minibatch, and a corridor that random steps pass.
 TUNED_SMOKE = {**SMOKE, "agent.num_minibatches": 1, "env_options.corridor": 4}
-# The settings that were found to learn short corridors quickly on two cores (docs/training.md).
+# The paper's algorithm and number of steps. What has learned its corridor is not trained further,
+# which halves the time of the study; that some agents lose it again is not seen.
 CPU = {
-    "num_envs": 32,
-    "num_steps": 64,
-    "agent.learning_rate": 1e-3,
-    "agent.ent_coef": 1e-2,
-    "log_every": 10_000,
-    "checkpoint_every": 100_000,
+    "total_timesteps": 5_000_000,
+    "stop_at_success": 0.99,
+    "log_every": 50_000,
+    "checkpoint_every": 500_000,
     "keep_checkpoints": 1,
 }
+# Learning rate and entropy coefficient of each small model. The published code's, for models nine
+# times as large, are 1e-4 and 1e-3 for AGaLiTe.
+CPU_SETTINGS = {**CPU, "agent.learning_rate": 5e-4, "agent.ent_coef": 5e-3}
+
+
+def cpu_note(gates: str = "the paper's initialisation of the gates") -> str:
+    """What differs from the paper at scale cpu; `gates` says how they start."""
+    return (
+        "Small models (about 190k parameters instead of 1.7M) with the published code's settings, "
+        f"{gates} and its 5M steps; a run whose success rate over 200K steps reaches 99% ends "
+        "there and counts as it is."
+    )
+
+
+LONG_GATES = "gates that start long"
 
 
 def corridor(*lengths: int):
@@ -61,6 +86,7 @@ STUDIES = (
             LinePlot(x="corridor", lines="agent"),
             LearningCurves(lines="agent", panels="corridor"),
         ),
+        seed_failures=SEED_FAILURES,
         scales={
             "smoke": Scale(
                 seeds=2,
@@ -69,24 +95,12 @@ STUDIES = (
                 factors=(agents("gru", "agalite"), corridor(4)),
             ),
             "cpu": Scale(
-                seeds=4,
+                seeds=5,
+                seeds_per_run=1,
+                preset="published",
                 model_size="small",
-                settings={**CPU, "total_timesteps": 600_000},
-                factors=(
-                    agents(
-                        "lstm",
-                        "gru",
-                        "gtrxl-16",
-                        "gtrxl-64",
-                        "linear",
-                        "galite",
-                        "agalite",
-                        long_horizon=True,
-                    ),
-                    corridor(20, 40),
-                ),
-                note="Corridors of 20 and 40 instead of 120 to 200, windows of GTrXL shorter and "
-                "longer than they are; small models; gates that start with long memories.",
+                settings=CPU_SETTINGS,
+                note=cpu_note(),
             ),
             "paper": Scale(seeds=50, seeds_per_run=10, settings={"total_timesteps": 5_000_000}),
         },
@@ -95,17 +109,13 @@ STUDIES = (
                 says="GTrXL-128 fails for corridor lengths greater than 120.",
                 where="Section 5, Diagnostic MDP",
                 tests=(Between(a={"agent": "gtrxl-128", "corridor": _LONG}, low=0.35, high=0.65),),
-            ),
-            Claim(
-                says="A GTrXL whose window is shorter than the corridor fails (chance is 0.5).",
-                where="the same claim, at a reduced length",
-                tests=(Between(a={"agent": "gtrxl-16", "corridor": "40"}, low=0.35, high=0.65),),
-                scales=("cpu",),
+                scales=("paper", "cpu"),
             ),
             Claim(
                 says="GTrXL-256 works well across all corridor lengths.",
                 where="Section 5, Diagnostic MDP",
                 tests=(Between(a={"agent": "gtrxl-256"}, low=0.8, high=1.0),),
+                scales=("paper", "cpu"),
             ),
             Claim(
                 says="GaLiTe and AGaLiTe match the performance of GTrXL-256 without having the "
@@ -115,6 +125,7 @@ STUDIES = (
                     Alike(a={"agent": "galite"}, b={"agent": "gtrxl-256"}, within=0.1),
                     Alike(a={"agent": "agalite"}, b={"agent": "gtrxl-256"}, within=0.1),
                 ),
+                scales=("paper", "cpu"),
             ),
             Claim(
                 says="AGaLiTe performs close to GaLiTe even with r = 1.",
@@ -144,6 +155,7 @@ STUDIES = (
                         b={"agent": "linear", "corridor": "200"},
                     ),
                 ),
+                scales=("paper", "cpu"),
             ),
         ),
     ),
@@ -176,15 +188,17 @@ STUDIES = (
             ),
             "cpu": Scale(
                 seeds=2,
+                seeds_per_run=1,
+                first_seed=100,
+                preset="published",
                 model_size="small",
-                settings={**CPU, "total_timesteps": 300_000},
+                settings={**CPU, "total_timesteps": 1_500_000},
                 factors=(
-                    agents("gru", "gtrxl-64", "linear", "galite", "agalite", long_horizon=True),
-                    corridor(20),
-                    vary("learning_rate", "agent.learning_rate", (1e-3, 3e-4)),
+                    corridor(60),
+                    vary("learning_rate", "agent.learning_rate", (1e-3, 5e-4)),
                     vary("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
-                note="One corridor of 20, four settings of each agent, small models.",
+                note="One corridor of 60, four settings of each agent, 1.5M steps. " + cpu_note(),
             ),
             "paper": Scale(seeds=5, settings={"total_timesteps": 5_000_000}),
         },
