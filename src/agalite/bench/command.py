@@ -130,6 +130,85 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Popgym:
+    """Time the POPGym environments beside the package popgym, with random actions."""
+
+    difficulties: tuple[str, ...] = ("easy",)
+    """Of: easy medium hard."""
+    families: tuple[str, ...] = ()
+    """Only these, for example: --families RepeatFirst Battleship."""
+    num_envs: int = 1024
+    """How many environments step together here; the package steps one."""
+    num_steps: int = 500
+    """Steps of each environment in a round."""
+    rounds: int = 5
+    """How often each environment is timed."""
+    out: Path | None = None
+    """Also write the measurements to this JSON file."""
+
+    def run(self) -> None:
+        from agalite import files, validation
+
+        for name in ("num_envs", "num_steps", "rounds"):
+            validation.check_integer(name, getattr(self, name), minimum=1)
+        if self.out is not None:
+            files.check_writable("out", self.out)
+        from agalite.bench import popgym
+
+        popgym.run(
+            difficulties=self.difficulties,
+            num_envs=self.num_envs,
+            steps=self.num_steps,
+            rounds=self.rounds,
+            out=self.out,
+            names=self.families,
+        )
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Measure gradients past the rollout: what an update with traces costs, and their angles."""
+
+    rounds: int = 20
+    """How often each update is timed."""
+    out: Path | None = None
+    """Also write the measurements to this JSON file."""
+
+    def run(self) -> None:
+        extras.require_training("agalite bench traces")
+        from agalite import files, validation
+        from agalite.bench import traces
+
+        validation.check_integer("rounds", self.rounds, minimum=1)
+        if self.out is not None:
+            files.check_writable("out", self.out)
+        traces.run(rounds=self.rounds, out=self.out)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Time agents that learn at every step, by width, on one core; and a long stream."""
+
+    rounds: int = 5
+    """How often each agent is timed. They are interleaved, so that load affects all of them."""
+    steps: int = 100_000
+    """Steps of the long stream, whose memory and weights are watched; 0: none."""
+    out: Path | None = None
+    """Also write the measurements to this JSON file."""
+
+    def run(self) -> None:
+        extras.require_training("agalite bench stream")
+        from agalite import files, validation
+        from agalite.bench import stream
+
+        validation.check_integer("rounds", self.rounds, minimum=1)
+        validation.check_integer("steps", self.steps, minimum=0)
+        if self.out is not None:
+            files.check_writable("out", self.out)
+        stream.run(rounds=self.rounds, steps=self.steps, out=self.out)
+
+
+@dataclass(frozen=True)
 class Compare:
     """Compare two result files of one benchmark: the changes and their noise."""
 
@@ -166,6 +245,9 @@ COMMANDS = {
     "latency": Latency,
     "cost": Cost,
     "start": Start,
+    "popgym": Popgym,
+    "traces": Traces,
+    "stream": Stream,
     "compare": Compare,
     "history": History,
 }

@@ -1,7 +1,8 @@
 """`agalite bench throughput --models`: models and encoders against their own matrix products.
 
 Training: forward and backward over 256 steps of 8 sequences at the paper's T-Maze size. The lower
-bound is AGaLiTe's matrix products alone, three of each weight, on the same number of rows.
+bound is AGaLiTe's matrix products alone, three of each weight, on the same number of rows; the
+models of OWN_PRODUCTS are compared with their own products.
 Streaming: one step at the size of the paper's latency appendix (12 layers, 8 heads), against
 matrix-vector products that read as many weights once.
 Encoders: forward and backward of a minibatch of frames, by the custom kernels and by XLA.
@@ -43,8 +44,27 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "gtrxl-256": ("gtrxl", {"memory": 256}),
     "gru": ("gru", {}),
     "lstm": ("lstm", {}),
+    "lru": ("lru", {}),
+    "s5": ("s5", {}),
+    "rtu": ("rtu", {}),
+    "rtu nonlinear": ("rtu", {"variant": "nonlinear"}),
+    "mingru": ("mingru", {}),
+    "mlstm": ("mlstm", {}),
+    "deltanet": ("deltanet", {}),
+    "mamba2": ("mamba2", {}),
+    "ffm": ("ffm", {}),
     "feedforward": ("feedforward", {}),
 }
+OWN_PRODUCTS = (
+    *("lru", "s5", "rtu", "rtu nonlinear", "mingru"),
+    *("mlstm", "deltanet", "mamba2", "ffm"),
+)
+"""The rows of `TRAINING` that are compared with their own matrix products."""
+
+
+def bound_of(label: str) -> str:
+    """The program that a row of `TRAINING` is compared with."""
+    return f"products of {label}" if label in OWN_PRODUCTS else "products"
 
 
 def run(*, rounds: int, out: Path | None) -> None:
@@ -106,14 +126,20 @@ def products_of(memory: Memory) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def _training(rounds: int, progress: Progress) -> dict[str, Program]:
-    """By label: a gradient of each model; the bound is called "products"."""
+    """By label: a gradient of each model, and the bounds, by the names of `bound_of`."""
     task = progress.add_task("compiling", total=1 + len(TRAINING))
     base = make_memory("agalite", INPUT_SIZE)
     function, args = products_of(base)
     programs = {"products": compile_program("agalite's matrix products", function, *args)}
     progress.advance(task)
     for label, (name, options) in TRAINING.items():
-        function, args = gradient_of(make_model(name, INPUT_SIZE, **options))
+        memory = make_model(name, INPUT_SIZE, **options)
+        if label in OWN_PRODUCTS:
+            function, args = products_of(memory)
+            programs[bound_of(label)] = compile_program(
+                f"{label}'s matrix products", function, *args
+            )
+        function, args = gradient_of(memory)
         programs[label] = compile_program(label, function, *args)
         progress.advance(task)
     interleave(list(programs.values()), progress, runs=rounds)
@@ -162,6 +188,12 @@ def _targets(training: dict[str, Program], streaming: dict[str, Program]) -> lis
                 ("agalite r=7 slots", 2.5),
             )
         ),
+        *(
+            at_most(
+                f"{name} / its matrix products", training[name].ratio(training[bound_of(name)]), 2
+            )
+            for name in OWN_PRODUCTS
+        ),
         at_most("galite / agalite r=1", galite.ratio(agalite), 2),
         at_most("galite, temporary memory in MB", galite.temporary_bytes / 1e6, 300),
         at_most("step / one product", streaming["step"].ratio(streaming["one product"]), 1.2),
@@ -173,13 +205,13 @@ def _training_table(programs: dict[str, Program]) -> Table:
     table = Table(title=f"Forward and backward, T={STEPS}, B={BATCH}, T-Maze size")
     for column in ("program", "ms", "spread", "/ products", "temporary MB", "steps/s"):
         table.add_column(column, justify="left" if column == "program" else "right")
-    for p in programs.values():
+    for label, p in programs.items():
         rate = STEPS * BATCH / (p.milliseconds / 1e3)
         table.add_row(
             p.name,
             f"{p.milliseconds:.1f}",
             f"{p.spread:.0%}",
-            f"{p.ratio(programs['products']):.2f}",
+            f"{p.ratio(programs[bound_of(label)]):.2f}",
             f"{p.temporary_bytes / 1e6:.0f}",
             f"{rate:,.0f}",
         )
