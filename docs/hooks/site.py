@@ -27,9 +27,9 @@ def on_files(files: Files, config: Any) -> Files:
         for page in (ROOT / "docs").glob("*.md")
         for found in _RESULT.findall(page.read_text(encoding="utf-8"))
     }
-    for report in (ROOT / "results/studies").glob("*/report.html"):
-        whole = (path for path in report.parent.rglob("*") if path.is_file())
-        wanted |= {path.relative_to(ROOT).as_posix() for path in whole}
+    for report in (ROOT / "results/studies").glob("*/*/report.html"):
+        page = [report, report.parent / "numbers.json", *report.parent.glob("figures/*")]
+        wanted |= {path.relative_to(ROOT).as_posix() for path in page}
     for name in sorted(wanted):
         if (ROOT / name).is_file():
             files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
@@ -60,10 +60,10 @@ def on_page_content(html: str, **_: Any) -> str:
 def study_reports() -> str:
     """A link to the page of every study whose results are in results/studies."""
     lines = []
-    for report in sorted((ROOT / "results/studies").glob("*/report.html")):
+    for report in sorted((ROOT / "results/studies").glob("*/*/report.html")):
         title = re.search(r"<title>(.*?)</title>", report.read_text(encoding="utf-8"))
         link = report.relative_to(ROOT).as_posix()
-        lines.append(f"* [{title[1] if title else report.parent.name}]({link})")
+        lines.append(f"* [{title[1] if title else report.parent}]({link})")
     return "\n".join(lines) or "No study's results are here yet."
 
 
