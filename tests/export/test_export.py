@@ -40,7 +40,15 @@ def one_layer(row):
     return memory, options | ({"layers": 1} if "layers" in options else {})
 
 
-def make(memory="gru", options=None, observations=VECTOR, actions=None, encoder="auto", noise=1.0):
+def make(
+    memory="gru",
+    options=None,
+    observations=VECTOR,
+    actions=None,
+    encoder="auto",
+    noise=1.0,
+    bounded_mean=False,
+):
     """An agent; `noise` makes its weights and biases nonzero."""
     options = GRU if options is None else options
     model = ActorCritic.make(
@@ -50,6 +58,7 @@ def make(memory="gru", options=None, observations=VECTOR, actions=None, encoder=
         memory_options=options,
         encoder=encoder,
         hidden_size=8,
+        bounded_mean=bounded_mean,
         key=jax.random.key(1),
     )
     leaves, tree = jax.tree.flatten(model)
@@ -101,7 +110,7 @@ def test_encoders_to_onnx(name, tmp_path):
 def test_actions_as_the_metadata_describes(name, tmp_path):
     """An action made of the outputs by the metadata is the one that the agent takes."""
     space, path = ACTIONS[name], tmp_path / "policy.onnx"
-    model = make(actions=space)
+    model = make(actions=space, bounded_mean=name == "Box")
     export_model(model, (VECTOR, space), onnx=path)
     run, about = onnx_file.open_file(path)
     observation = np.array([[0.3, -0.2, 0.9]], np.float32)

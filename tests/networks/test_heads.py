@@ -179,6 +179,19 @@ def test_the_standard_deviation_at_the_start():
     assert policy.sample(KEY).std() == pytest.approx(np.exp(-0.5), rel=0.05)
 
 
+def test_a_bounded_mean_stays_within_the_limits_that_there_are():
+    low, high = np.array([-2.0, 0.0, -np.inf]), np.array([2.0, 10.0, np.inf])
+    space = gym.spaces.Box(low, high, dtype=np.float64)
+    plain, bounded = (
+        make_action_head(space, 4, bounded_mean=bound, key=KEY) for bound in (False, True)
+    )
+    features = 1e3 * jax.random.normal(KEY, (50, 4))
+    far, near = plain(features).mode(), bounded(features).mode()
+    assert (jnp.abs(far) > 1).any(axis=0).all()
+    np.testing.assert_allclose(near[:, :2], jnp.tanh(far[:, :2]), rtol=1e-6)
+    np.testing.assert_array_equal(near[:, 2], far[:, 2])  # this number has no limits
+
+
 def test_unsuitable_action_spaces_are_refused():
     with pytest.raises(ValueError, match="supported are Discrete, MultiDiscrete and Box"):
         make_action_head(gym.spaces.Tuple([gym.spaces.Discrete(2)]), 4, key=KEY)

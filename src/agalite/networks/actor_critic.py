@@ -81,6 +81,7 @@ class ActorCritic(eqx.Module):
         hidden_gain: float = math.sqrt(2),
         actor_gain: float = 0.01,
         log_std_init: float = 0.0,
+        bounded_mean: bool = False,
         critic_gain: float = 1.0,
         activation: str = "tanh",
         hidden_norm: bool = False,
@@ -104,6 +105,7 @@ class ActorCritic(eqx.Module):
         - `hidden_gain`, `actor_gain`, `critic_gain`: gains of the orthogonal weights of the hidden
             layers and of the last layer of actor and critic.
         - `log_std_init`: logarithm of the standard deviation of continuous actions at the start.
+        - `bounded_mean`: keep the means of continuous actions within their limits.
         - `activation`: of the hidden layers, "tanh" or "relu".
         - `hidden_norm`: layer norm, without weights, before that activation.
         - `separate_critic`: the critic has a memory of its own.
@@ -129,6 +131,7 @@ class ActorCritic(eqx.Module):
             hidden_size,
             gain=actor_gain,
             log_std_init=log_std_init,
+            bounded_mean=bounded_mean,
             epsilon=epsilon,
             key=actor_key,
         )

@@ -274,10 +274,15 @@ class BoxHead(ActionHead):
     The standard deviations start at exp(log_std_init). `to_env` maps -1 and 1 to the lower and
     upper limit of the space and clips beyond. A number without both limits is not scaled, only
     clipped to the limit it has.
+
+    With `bounded_mean` the mean of a number with both limits is a tanh, so that it stays between
+    -1 and 1. Without, it can leave the limits so far that every sampled action is clipped to the
+    same one; returns then no longer depend on the action, and nothing brings the mean back.
     """
 
     linear: Dense
     log_std: Float[Array, " k"]
+    bounded_mean: bool = eqx.field(static=True)
     # Tuples rather than arrays, so that they are not trained.
     low: tuple[float, ...] = eqx.field(static=True)
     high: tuple[float, ...] = eqx.field(static=True)
@@ -292,9 +297,10 @@ class BoxHead(ActionHead):
         *,
         gain: float = 0.01,
         log_std_init: float = 0.0,
+        bounded_mean: bool = False,
         key: PRNGKeyArray,
     ) -> None:
-        self.shape = tuple(low.shape)
+        self.shape, self.bounded_mean = tuple(low.shape), bounded_mean
         self.low, self.high = tuple(low.ravel().tolist()), tuple(high.ravel().tolist())
         self.encoding_size = low.size
         self.linear = scaled_dense(features, low.size, gain=gain, key=key)
@@ -302,6 +308,8 @@ class BoxHead(ActionHead):
 
     def __call__(self, features: Float[Array, "... F"]) -> DiagonalNormal:
         mean = self.linear(features)
+        if self.bounded_mean:
+            mean = jnp.where(np.isfinite(self.low) & np.isfinite(self.high), jnp.tanh(mean), mean)
         return DiagonalNormal(mean, jnp.broadcast_to(self.log_std, mean.shape))
 
     def to_env(self, action: Float[Array, "... k"]) -> Float[Array, "..."]:
@@ -326,6 +334,7 @@ def make_action_head(
     *,
     gain: float = 0.01,
     log_std_init: float = 0.0,
+    bounded_mean: bool = False,
     epsilon: float | None = None,
     key: PRNGKeyArray,
 ) -> ActionHead:
@@ -338,6 +347,7 @@ def make_action_head(
     - `features`: F, the number of features.
     - `gain`: of the orthogonal weights. With 0.01 the first policy is close to uniform.
     - `log_std_init`: logarithm of the standard deviation at the start, for Box spaces.
+    - `bounded_mean`: keep the means within the limits of a Box space.
     - `epsilon`: makes the outputs action values, for Discrete spaces only: the policy takes the
         best action, or with this probability any.
     - `key`: for the initial weights.
@@ -369,7 +379,15 @@ def make_action_head(
     if not (low < high).all():
         raise ValueError(f"action_space={action_space!r} must have low < high everywhere")
     if not jnp.issubdtype(action_space.dtype, jnp.integer):
-        return BoxHead(features, low, high, gain=gain, log_std_init=log_std_init, key=key)
+        return BoxHead(
+            features,
+            low,
+            high,
+            gain=gain,
+            log_std_init=log_std_init,
+            bounded_mean=bounded_mean,
+            key=key,
+        )
     choices = high - low + 1
     if choices.max() > _MOST_CHOICES:
         raise ValueError(

@@ -101,6 +101,8 @@ class CommonSettings:
     log_std_init: float = 0.0
     """Logarithm of the standard deviation of continuous actions at the start; the limits of the
     action space are -1 and 1."""
+    bounded_mean: bool = False
+    """Keep the means of continuous actions within the limits of the action space, by a tanh."""
     critic_gain: float = 1.0
     """Gain of the critic's last layer."""
     separate_critic: bool = False
@@ -202,7 +204,7 @@ class Config(CommonSettings, UpdateSchedule):
         validation.check_number("log_std_init", self.log_std_init, minimum=-10.0, maximum=10.0)
         for name in (
             *("separate_critic", "previous_action", "previous_reward", "norm_obs"),
-            "hidden_norm",
+            *("hidden_norm", "bounded_mean"),
         ):
             validation.check_boolean(name, getattr(self, name))
         validation.check_one_of("gradient", self.gradient, GRADIENTS)
@@ -272,7 +274,7 @@ class Config(CommonSettings, UpdateSchedule):
 _NETWORK_FIELDS = (
     *("memory", "memory_options", "encoder", "patch_size", "separate_critic"),
     *("hidden_size", "hidden_gain", "activation", "hidden_norm", "actor_gain", "log_std_init"),
-    "critic_gain",
+    *("critic_gain", "bounded_mean"),
     *("previous_action", "previous_reward", "norm_obs", "precision"),
 )
 

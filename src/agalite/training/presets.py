@@ -168,6 +168,8 @@ PAPER: dict[str, dict[str, Any]] = {
         "num_steps": 128,
         "norm_obs": True,
         "previous_action": True,
+        # Without, some seeds of Pendulum and MountainCar end at full force in one direction.
+        "bounded_mean": True,
         "total_timesteps": 500_000,
         "log_every": 10_000,
         "checkpoint_every": 50_000,
