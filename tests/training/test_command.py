@@ -86,7 +86,7 @@ def test_the_python_api_makes_the_same_configuration(preset):
     [
         (
             "tmaze --preset paper --update-epochs 2",
-            "--update-epochs is an option of ppo and appo; the algorithm",
+            "--update-epochs is an option of ppo, appo and pqn; the algorithm",
         ),
         ("masked-cartpole --corridor=5", "--corridor is an option of tmaze; the environment"),
         ("", "name the environment before its options, as in: agalite train tmaze"),

@@ -1,19 +1,21 @@
-"""What A2C, PPO and APPO share: their settings, the batch of sequences, and a gradient step."""
+"""What A2C, PPO, APPO and PQN share: settings, the batch of sequences, and gradient steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite import validation
 from agalite.agents.returns import gae
-from agalite.agents.rollout import Rollout
+from agalite.agents.rollout import Rollout, Sampler
 from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.heads import Distribution
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -21,25 +23,24 @@ TIME_LIMITS = ("bootstrap", "terminate")
 
 
 @dataclass(frozen=True)
-class Agent:
-    """The settings of an actor-critic algorithm; a subclass adds its own and `_learn`."""
+class RolloutAgent:
+    """The settings of an algorithm that learns from rollouts; a subclass adds its own and `_learn`.
+
+    `norm_return` and `epsilon` are what the network needs to know: whether the critic's targets are
+    normalised, and for agents with action values the probability of a random action after training.
+    """
+
+    norm_return: ClassVar[bool] = False
+    epsilon: ClassVar[float | None] = None
 
     learning_rate: float = 1e-4
     """Learning rate of Adam."""
     gamma: float = 0.99
     """Discount factor of future rewards."""
-    gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo."""
-    ent_coef: float = 1e-3
-    """Coefficient of the entropy bonus."""
-    vf_coef: float = 0.5
-    """Coefficient of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients are clipped to this global norm."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over the run."""
-    anneal_ent_coef: bool = False
-    """Anneal the entropy coefficient linearly to zero over the run."""
     adam_eps: float = 1e-5
     """Epsilon of Adam. Gradients far below it hardly change a weight."""
     time_limit: str = "bootstrap"
@@ -47,28 +48,36 @@ class Agent:
     (nothing)."""
     reward_scale: float = 1.0
     """Factor of the rewards that the agent learns from; reported returns are not scaled."""
-    norm_return: bool = False
-    """Normalise the critic's targets, and advantages by the same scale, with running statistics."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm", "adam_eps", "reward_scale"):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
-        for name in ("gamma", "gae_lambda"):
-            validation.check_number(name, getattr(self, name), minimum=0.0, maximum=1.0)
-        for name in ("ent_coef", "vf_coef"):
-            validation.check_number(name, getattr(self, name), minimum=0.0)
-        for name in ("anneal_lr", "anneal_ent_coef", "norm_return"):
-            validation.check_boolean(name, getattr(self, name))
+        validation.check_number("gamma", self.gamma, minimum=0.0, maximum=1.0)
+        validation.check_boolean("anneal_lr", self.anneal_lr)
         validation.check_one_of("time_limit", self.time_limit, TIME_LIMITS)
 
     def make_optimizer(self, updates: int) -> optax.GradientTransformation:
         """Adam with gradients clipped by their norm, for a run of so many updates."""
-        rate = self.learning_rate
-        if self.anneal_lr:
-            rate = optax.linear_schedule(rate, 0.0, max(1, updates * self._steps_per_update))
         return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm), optax.adam(rate, eps=self.adam_eps)
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.adam(self._rate(updates), eps=self.adam_eps),
         )
+
+    def _rate(self, updates: int) -> float | optax.Schedule:
+        if not self.anneal_lr:
+            return self.learning_rate
+        steps = max(1, updates * self._steps_per_update)
+        return optax.linear_schedule(self.learning_rate, 0.0, steps)
+
+    def sampler(self, remaining: Float[Array, ""]) -> Sampler | None:
+        """How actions are sampled from the policy in a rollout; `None`: as it says.
+
+        **Arguments:**
+
+        - `remaining`: the fraction of the run that is left.
+        """
+        del remaining
+        return None
 
     def learn(
         self,
@@ -103,7 +112,7 @@ class Agent:
             rollout = rollout._replace(rewards=self.reward_scale * rollout.rewards)
         # The statistics follow after learning, so that the policy that learns starts as the one
         # that acted.
-        returns = self._advantages(rollout) + rollout.values
+        returns = self._returns(rollout)
         model, opt_state, metrics = self._learn(
             model, optimizer, opt_state, rollout, initial_states, seq_len, key, remaining, traces
         )
@@ -161,6 +170,34 @@ class Agent:
         """Gradient steps for each rollout."""
         return 1
 
+    def _returns(self, rollout: Rollout) -> Float[Array, "T B"]:
+        """What the values of a rollout should have been."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Agent(RolloutAgent):
+    """The settings of an actor-critic algorithm; a subclass adds its own and `_learn`."""
+
+    gae_lambda: float = 0.95
+    """Lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo."""
+    ent_coef: float = 1e-3
+    """Coefficient of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Coefficient of the value loss."""
+    anneal_ent_coef: bool = False
+    """Anneal the entropy coefficient linearly to zero over the run."""
+    norm_return: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Normalise the critic's targets, and advantages by the same scale, with running statistics."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validation.check_number("gae_lambda", self.gae_lambda, minimum=0.0, maximum=1.0)
+        for name in ("ent_coef", "vf_coef"):
+            validation.check_number(name, getattr(self, name), minimum=0.0)
+        for name in ("anneal_ent_coef", "norm_return"):
+            validation.check_boolean(name, getattr(self, name))
+
     def _entropy_coefficient(self, remaining: Float[Array, ""]) -> Float[Array, ""]:
         return self.ent_coef * (remaining if self.anneal_ent_coef else jnp.ones(()))
 
@@ -183,6 +220,9 @@ class Agent:
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
+
+    def _returns(self, rollout: Rollout) -> Float[Array, "T B"]:
+        return self._advantages(rollout) + rollout.values
 
 
 class Batch(NamedTuple):
@@ -271,20 +311,33 @@ class Evaluation(NamedTuple):
 
 
 def evaluate_actions(model: ActorCritic, batch: Batch) -> Evaluation:
-    """Runs the model over all sequences, each from its initial memory state."""
-    if batch.traces is not None:
+    """What the model says about the actions of all sequences."""
+    policy, values, traces = evaluate_policy(model, batch)
+    return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values, traces)
 
-        def scan(state: Any, obs: Any, resets: Any, trace: Any) -> Any:
-            return model.scan_and_advance(state, obs, resets, trace, past=batch.past)
 
-        _, policy, values, traces = jax.vmap(scan, in_axes=(0, 1, 1, 0), out_axes=(0, 1, 1, 0))(
-            batch.initial_states, batch.obs, batch.resets, batch.traces
+def evaluate_policy(
+    model: ActorCritic, batch: Batch
+) -> tuple[Distribution, Float[Array, "L S"], PyTree[Shaped[Array, "S ..."]] | None]:
+    """Runs the model over all sequences, each from its initial memory state.
+
+    **Returns:**
+
+    The policy (L, S), the values (L, S), and the traces after the sequences if the batch has any.
+    """
+    if batch.traces is None:
+        _, policy, values = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))(
+            batch.initial_states, batch.obs, batch.resets
         )
-        return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values, traces)
-    _, policy, values = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))(
-        batch.initial_states, batch.obs, batch.resets
+        return policy, values, None
+
+    def scan(state: Any, obs: Any, resets: Any, trace: Any) -> Any:
+        return model.scan_and_advance(state, obs, resets, trace, past=batch.past)
+
+    _, policy, values, traces = jax.vmap(scan, in_axes=(0, 1, 1, 0), out_axes=(0, 1, 1, 0))(
+        batch.initial_states, batch.obs, batch.resets, batch.traces
     )
-    return Evaluation(policy.log_prob(batch.actions), policy.entropy(), values)
+    return policy, values, traces
 
 
 def advance_traces(
@@ -314,7 +367,7 @@ def advance_traces(
         return scan(state, obs, resets, trace), trace
 
     sequences = initial_states, *jax.tree.map(split, (rollout.obs, rollout.resets))
-    trace, traces = jax.lax.scan(one, trace, sequences)
+    trace, traces = lax.scan(one, trace, sequences)
     return traces, trace
 
 
@@ -371,3 +424,68 @@ def apply_gradients(
     metrics = {**metrics, "losses/grad_norm": optax.tree.norm(gradient)}
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return eqx.apply_updates(eqx.combine(params, static), updates), opt_state, metrics
+
+
+def run_epochs(
+    model: ActorCritic,
+    optimizer: optax.GradientTransformation,
+    opt_state: Any,
+    loss: Loss,
+    batch: Batch,
+    key: Array,
+    *,
+    update_epochs: int,
+    num_minibatches: int,
+    target_kl: float | None = None,
+) -> tuple[ActorCritic, Any, Metrics]:
+    """`update_epochs` times: shuffle the sequences, one gradient step for each minibatch.
+
+    **Arguments:**
+
+    - `model`, `optimizer`, `opt_state`, `loss`, `batch`: as for `apply_gradients`.
+    - `key`: for shuffling.
+    - `num_minibatches`: divides the S sequences of the batch.
+    - `target_kl`: no further epochs after one whose mean `losses/approx_kl` is larger.
+
+    **Returns:**
+
+    The new model, the new optimizer state and the metrics, means over the gradient steps.
+    """
+    sequences = batch.resets.shape[1]
+    weights, static = eqx.partition(model, eqx.is_array)  # lax.scan carries arrays only
+
+    def minibatch(carry: tuple[Any, Any], rows: Array):
+        weights, opt_state = carry
+        model, opt_state, metrics = apply_gradients(
+            eqx.combine(weights, static), optimizer, opt_state, loss, batch.take(rows)
+        )
+        return (eqx.filter(model, eqx.is_array), opt_state), metrics
+
+    def epoch(carry: tuple[Any, Any], key: Array):
+        shuffled = jax.random.permutation(key, sequences).reshape(num_minibatches, -1)
+        return lax.scan(minibatch, carry, shuffled)
+
+    keys = jax.random.split(key, update_epochs)
+    carry = weights, opt_state
+    if target_kl is None:
+        carry, metrics = lax.scan(epoch, carry, keys)
+        metrics = jax.tree.map(jnp.mean, metrics)
+    else:
+
+        def next_epoch(state: tuple[Any, Metrics, Array, Array]):
+            carry, sums, done, _ = state
+            carry, metrics = epoch(carry, keys[done])
+            metrics = jax.tree.map(jnp.mean, metrics)
+            sums = jax.tree.map(jnp.add, sums, metrics)
+            return carry, sums, done + 1, metrics["losses/approx_kl"] > target_kl
+
+        shapes = jax.eval_shape(epoch, carry, keys[0])[1]
+        zeros = {name: jnp.zeros((), x.dtype) for name, x in shapes.items()}
+        carry, sums, epochs, _ = lax.while_loop(
+            lambda state: (state[2] < update_epochs) & ~state[3],
+            next_epoch,
+            (carry, zeros, jnp.int32(0), jnp.array(False)),
+        )
+        metrics = {name: x / epochs for name, x in sums.items()}
+        metrics["losses/epochs"] = epochs.astype(jnp.float32)
+    return eqx.combine(carry[0], static), carry[1], metrics

@@ -6,15 +6,12 @@ Minibatches are of whole sequences; each is recomputed from the memory state it 
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from agalite import validation
-from agalite.agents.base import Agent, Batch, Evaluation, Metrics, apply_gradients, evaluate_actions
+from agalite.agents.base import Agent, Batch, Evaluation, Metrics, evaluate_actions, run_epochs
 from agalite.agents.rollout import Rollout
 from agalite.networks.actor_critic import ActorCritic
 
@@ -84,50 +81,18 @@ class PPO(Agent):
         key: Array,
         remaining: Float[Array, ""],
     ) -> tuple[ActorCritic, Any, Metrics]:
-        """`update_epochs` times: shuffle the sequences, one gradient step for each minibatch."""
         ent_coef, clip_coef = self._entropy_coefficient(remaining), self._clip_range(remaining)
-        sequences = batch.resets.shape[1]
-        weights, static = eqx.partition(model, eqx.is_array)  # lax.scan carries arrays only
-
-        def minibatch(carry: tuple[Any, Any], rows: Array):
-            weights, opt_state = carry
-            model, opt_state, metrics = apply_gradients(
-                eqx.combine(weights, static),
-                optimizer,
-                opt_state,
-                lambda model, batch: self.loss(model, batch, ent_coef, clip_coef),
-                batch.take(rows),
-            )
-            return (eqx.filter(model, eqx.is_array), opt_state), metrics
-
-        def epoch(carry: tuple[Any, Any], key: Array):
-            shuffled = jax.random.permutation(key, sequences).reshape(self.num_minibatches, -1)
-            return lax.scan(minibatch, carry, shuffled)
-
-        keys = jax.random.split(key, self.update_epochs)
-        carry = weights, opt_state
-        if (target_kl := self.target_kl) is None:
-            carry, metrics = lax.scan(epoch, carry, keys)
-            metrics = jax.tree.map(jnp.mean, metrics)
-        else:
-
-            def next_epoch(state: tuple[Any, Metrics, Array, Array]):
-                carry, sums, done, _ = state
-                carry, metrics = epoch(carry, keys[done])
-                metrics = jax.tree.map(jnp.mean, metrics)
-                sums = jax.tree.map(jnp.add, sums, metrics)
-                return carry, sums, done + 1, metrics["losses/approx_kl"] > target_kl
-
-            shapes = jax.eval_shape(epoch, carry, keys[0])[1]
-            zeros = {name: jnp.zeros((), x.dtype) for name, x in shapes.items()}
-            carry, sums, epochs, _ = lax.while_loop(
-                lambda state: (state[2] < self.update_epochs) & ~state[3],
-                next_epoch,
-                (carry, zeros, jnp.int32(0), jnp.array(False)),
-            )
-            metrics = {name: x / epochs for name, x in sums.items()}
-            metrics["losses/epochs"] = epochs.astype(jnp.float32)
-        return eqx.combine(carry[0], static), carry[1], metrics
+        return run_epochs(
+            model,
+            optimizer,
+            opt_state,
+            lambda model, batch: self.loss(model, batch, ent_coef, clip_coef),
+            batch,
+            key,
+            update_epochs=self.update_epochs,
+            num_minibatches=self.num_minibatches,
+            target_kl=self.target_kl,
+        )
 
     def _clip_range(self, remaining: Float[Array, ""]) -> Float[Array, ""] | float:
         return self.clip_coef * remaining if self.anneal_clip_coef else self.clip_coef

@@ -17,6 +17,10 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite.memory.layers import prepare_for_inference
 from agalite.networks.actor_critic import ActorCritic
+from agalite.networks.heads import Distribution
+
+Sampler = Callable[[Distribution, Array], Shaped[Array, "..."]]
+"""`sample(policy, key)` is an action of a policy without batch axes."""
 
 if TYPE_CHECKING:  # importing gymnax initialises JAX's devices, before --seeds can set their number
     from agalite.envs.vector import VectorEnv
@@ -99,6 +103,7 @@ def collect_rollout(
     bootstrap: bool = True,
     noise_steps: int = 1,
     noise_key: Array | None = None,
+    sample: Sampler | None = None,
 ) -> tuple[RunnerState, Rollout, PyTree[Shaped[Array, "N B ..."]], Episodes]:
     """Acts for T = `num_steps` steps in every environment.
 
@@ -116,6 +121,7 @@ def collect_rollout(
         still has the policy's distribution, so that its log-probability is right.
     - `noise_key`: the randomness of all actions of this rollout, if it stays the same for several
         rollouts; `None`: from `key`.
+    - `sample`: how actions are sampled; `None`: from the policy.
 
     **Returns:**
 
@@ -127,7 +133,9 @@ def collect_rollout(
     def sequence(runner_state: RunnerState, keys: tuple[Array, Array]):
         initial_state = runner_state.memory_state
         runner_state, (rollout, episodes) = lax.scan(
-            lambda state, keys: _step(model, envs, state, *keys, bootstrap), runner_state, keys
+            lambda state, keys: _step(model, envs, state, *keys, bootstrap, sample or _sample),
+            runner_state,
+            keys,
         )
         return runner_state, (rollout, initial_state, episodes)
 
@@ -157,13 +165,12 @@ def _step(
     action_key: Array,
     env_key: Array,
     bootstrap: bool,
+    sample: Sampler,
 ) -> tuple[RunnerState, tuple[Rollout, Episodes]]:
     """One step in every environment; `next_values` is filled in at truncations only."""
     state = runner_state
     memory_state, policy, values = jax.vmap(model.step)(state.memory_state, state.obs, state.resets)
-    actions = jax.vmap(lambda p, k: p.sample(k))(
-        policy, jax.random.split(action_key, envs.num_envs)
-    )
+    actions = jax.vmap(sample)(policy, jax.random.split(action_key, envs.num_envs))
     log_probs = jax.vmap(lambda p, a: p.log_prob(a))(policy, actions)
     obs, env_state, rewards, terminated, truncated, info = envs.step(
         env_key, state.env_state, jax.vmap(model.to_env)(actions)
@@ -197,6 +204,10 @@ def _step(
     )
     new = RunnerState(env_state, obs, ends, memory_state, returns, lengths)
     return new, (rollout, episodes)
+
+
+def _sample(policy: Distribution, key: Array) -> Shaped[Array, "..."]:
+    return policy.sample(key)
 
 
 def count_episodes(

@@ -80,7 +80,7 @@ class EpsilonGreedy(Categorical):
 
     values: Float[Array, "... n"]
 
-    def __init__(self, values: Float[Array, "... n"], epsilon: float):
+    def __init__(self, values: Float[Array, "... n"], epsilon: float | Float[Array, ""]):
         n = values.shape[-1]
         best = jnp.argmax(values, axis=-1, keepdims=True) == jnp.arange(n)
         self.values = values

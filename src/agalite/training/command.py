@@ -38,7 +38,8 @@ class Choices:
     memory: str = "agalite"
     """Memory model: a name that `agalite models` lists."""
     algorithm: Annotated[str, _ALGORITHM] = ""
-    """Learning algorithm: a2c, ppo, appo, or, learning at every step, stream-ac or stream-q."""
+    """Learning algorithm: a2c, ppo, appo, pqn, or, learning at every step, stream-ac or
+    stream-q."""
     preset: str = "tuned"
     """Where the defaults of the other options come from: tuned (this library's), paper (its
     tables) or published (its code); `agalite presets` shows them side by side."""

@@ -16,18 +16,20 @@ from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
+from agalite.agents.pqn import PQN
 from agalite.agents.stream import StreamAC, StreamAgent, StreamQ
 from agalite.envs import registry
 from agalite.memory.registry import MODELS
 from agalite.networks.actor_critic import ACTIVATIONS
 from agalite.ops.matmul import PRECISIONS
 
-AnyAgent = A2C | PPO | StreamAgent
+AnyAgent = A2C | PPO | PQN | StreamAgent
 
 AGENTS: dict[str, type[AnyAgent]] = {
     "a2c": A2C,
     "ppo": PPO,
     "appo": APPO,
+    "pqn": PQN,
     "stream-ac": StreamAC,
     "stream-q": StreamQ,
 }
@@ -225,7 +227,7 @@ class Config(CommonSettings, UpdateSchedule):
         return {
             **{name: getattr(self, name) for name in _NETWORK_FIELDS},
             "norm_return": self.agent.norm_return,
-            "epsilon": self.agent.epsilon if isinstance(self.agent, StreamAgent) else None,
+            "epsilon": self.agent.epsilon,
         }
 
     @property
@@ -342,9 +344,10 @@ class TrainConfig(Config, Settings, SeedRange):
                     f"truncation={self.agent.truncation} is for gradient='bptt'; with 'rtrl' "
                     "nothing is truncated, leave it out"
                 )
-            if isinstance(self.agent, StreamQ) and self.separate_critic:
-                raise ValueError("separate_critic=True: stream-q has no critic, leave it out")
-        if isinstance(self.agent, PPO) and self.sequences % self.agent.num_minibatches:
+        if self.agent.epsilon is not None and self.separate_critic:
+            name = next(name for name, kind in AGENTS.items() if type(self.agent) is kind)
+            raise ValueError(f"separate_critic=True: {name} has no critic, leave it out")
+        if isinstance(self.agent, (PPO, PQN)) and self.sequences % self.agent.num_minibatches:
             raise ValueError(
                 f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
                 f"sequences of a rollout (num_envs={self.num_envs} times num_steps / seq_len)"

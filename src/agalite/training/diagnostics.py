@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
+from agalite.agents.base import Agent
 from agalite.agents.ppo import PPO
 from agalite.agents.stream import StreamAC, StreamAgent
 from agalite.memory.layers import FusedProjection
@@ -99,8 +100,8 @@ class Facts:
             total_steps=config.updates * config.steps_per_update,
             max_entropy=max_entropy(action_space),
             max_grad_norm=agent.max_grad_norm,
-            vf_coef=agent.vf_coef,
-            ent_coef=agent.ent_coef,
+            vf_coef=agent.vf_coef if isinstance(agent, Agent) else 0.0,
+            ent_coef=agent.ent_coef if isinstance(agent, Agent) else 0.0,
             norm_adv=isinstance(agent, PPO) and agent.norm_adv,
             adam_eps=agent.adam_eps,
             has_memory=config.memory != "feedforward",

@@ -20,6 +20,7 @@ from agalite import validation
 from agalite.agents.a2c import A2C
 from agalite.agents.appo import APPO
 from agalite.agents.ppo import PPO
+from agalite.agents.pqn import PQN
 from agalite.agents.stream import StreamAgent
 from agalite.envs.registry import ENVIRONMENTS, GYMNASIUM, on_host
 from agalite.memory.block import BlockConfig
@@ -305,6 +306,14 @@ _TMAZE_VALUES: dict[str, dict[str, float]] = {
     "gru": {"learning_rate": 5e-4, "ent_coef": 1e-2},
 }
 
+# PQN in every preset: layer norm is what it has instead of a target network.
+_PQN: dict[str, Any] = {
+    "hidden_norm": True,
+    "activation": "relu",
+    "actor_gain": 1.0,
+    "separate_critic": False,
+}
+
 # Streaming agents, whatever the preset: one environment, a network of one layer.
 _STREAM: dict[str, Any] = {
     "num_envs": 1,
@@ -358,13 +367,18 @@ def preset(
     - `name`: one of `PRESETS`.
     - `env`, `memory`: names, as in a configuration.
     - `algorithm`: of `AGENTS`, if it is not the preset's own. Streaming agents have settings of
-        their own, the same in all presets; other algorithms keep the rest of the preset.
+        their own, the same in all presets; PQN has its own network, and the preset's discount;
+        other algorithms keep the rest of the preset.
     """
     validation.check_one_of("preset", name, PRESETS)
     family = _family(env)
     if algorithm is not None and issubclass(algorithm, StreamAgent) and not on_host(env):
         return _stream_preset(family, memory, algorithm)
     start = _rollout_preset(name, family, env, memory)
+    if algorithm is PQN and not on_host(env):
+        gamma, num_envs = start["agent"].gamma, start["num_envs"]
+        agent = PQN(gamma=gamma, num_minibatches=math.gcd(PQN.num_minibatches, num_envs))
+        return {**start, **_PQN, "agent": agent}
     if algorithm is not None and algorithm is not type(start["agent"]):
         start["agent"] = algorithm()
     return start

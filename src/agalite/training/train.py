@@ -180,6 +180,7 @@ class Trainer:
             bootstrap=c.agent.bootstraps,
             noise_steps=c.noise_steps,
             noise_key=self._noise_key(state),
+            sample=c.agent.sampler(remaining),
         )
         start = model, self.optimizer, state.opt_state, data, initial_states
         rest, trace = (c.sequence_length, learn_key, remaining), None
