@@ -292,8 +292,7 @@ _GYM_VALUES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"total_timesteps": 100_000, "noise_steps": 4},
     ),
     "MountainCarContinuous": (
-        # With a learning rate of 5e-4 one of three seeds lost what it had learned.
-        {"learning_rate": 1e-4, "gamma": 0.999, "ent_coef": 0.0, "clip_coef": 0.1},
+        {"learning_rate": 3e-4, "gamma": 0.999, "ent_coef": 0.0, "clip_coef": 0.1},
         # One push does little: fresh noise at every step never reaches the goal, and noise that
         # lasts 16 steps reaches it in 95 of 100 episodes before anything is learned.
         {"total_timesteps": 300_000, "noise_steps": 16},
