@@ -11,13 +11,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from agalite.agents import rollout
-from agalite.agents.step_size import Limit, long_sum, step_size
+from agalite.agents.step_size import Limit, step_size
 from agalite.agents.stream import Predictions, StreamAC, StreamQ
 from agalite.cli import main
 from agalite.envs.registry import make
 from agalite.envs.vector import VectorEnv
 from agalite.networks.actor_critic import ActorCritic
-from agalite.networks.flat import LANES, flat_weights
+from agalite.networks.flat import weight_groups
+from agalite.ops.eligibility import split
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.command import parse
 from agalite.training.config import TrainConfig
@@ -228,7 +229,7 @@ def test_the_gradient_is_that_of_an_explicit_window(gradient, k, network):
         assert np.flatnonzero(resets).tolist() == [0, 5]
 
         def expected(weights):
-            total, rebuilt = 0.0, rebuild(weights, None)
+            total, rebuilt = 0.0, groups.rebuild(weights, None)
             for t in range(5, steps):
                 begin = 5 if k is None else max(t - k + 1, 0)
                 scanned = rebuilt.scan(states[begin], obs[begin : t + 1], resets[begin : t + 1])
@@ -236,11 +237,12 @@ def test_the_gradient_is_that_of_an_explicit_window(gradient, k, network):
                 total += weight * scanned[1].values[-1].max()
             return total
 
-        weights, _, rebuild = flat_weights(model)
-        want, got = jax.jit(jax.grad(expected))(weights), state.eligibility[0]
+        weights, groups = weight_groups(model)
+        want, got = jax.jit(jax.grad(expected))(weights), split(state.eligibility[0], weights)
         if gradient == "rtrl":
-            of = lambda x: rebuild(x, None).memory.blocks[0].attention.project  # noqa: E731
-            want, got = (ravel_pytree(eqx.filter(of(x), eqx.is_array))[0] for x in (want, got))
+            of = lambda x: groups.rebuild(x, None).memory.blocks[0].attention.project  # noqa: E731
+            want, got = (eqx.filter(of(x), eqx.is_array) for x in (want, got))
+        want, got = (ravel_pytree(x)[0] for x in (want, got))
         assert np.abs(want).max() > 1e-4
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
@@ -281,19 +283,14 @@ def test_an_update_does_not_overshoot(rule):
         z = jnp.sum(decay[:, None] * x[:-1], axis=0)
         w, reward = 3 * jax.random.normal(b, (7,)), 10 * jax.random.normal(c, ())
         before = reward + 0.99 * x[-1] @ w - x[-2] @ w
-        alpha = step_size(rule, limit, before, x[-2], z, jnp.zeros(()))
+        length = jnp.sum(jnp.square(z) if rule == "intentional" else jnp.abs(z))
+        alpha = step_size(rule, limit, before, jnp.sum(jnp.square(x[-2])), length, jnp.zeros(()))
         w = w + alpha * before * z
         return before, reward + 0.99 * x[-1] @ w - x[-2] @ w
 
     before, after = jax.jit(jax.vmap(errors))(jax.random.split(jax.random.key(0), 2000))
     assert (before * after >= -1e-6).all()
     assert (np.abs(after) < 0.9 * np.abs(before)).mean() > 0.02, "no update was of any size"
-
-
-def test_long_sums():
-    x = jax.random.normal(jax.random.key(0), (2, 3 * LANES))
-    np.testing.assert_allclose(long_sum(x), x.sum(-1), rtol=1e-5)
-    np.testing.assert_allclose(long_sum(x[:, :5]), x[:, :5].sum(-1), rtol=1e-5)
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from agalite.networks.flat import LANES
-
 STEP_RULES = ("intentional", "obgd")
 TINY = 1e-12
 
@@ -34,8 +32,8 @@ def step_size(
     rule: str,
     limit: Limit,
     error: Float[Array, ""],
-    gradient: Float[Array, " P"],
-    eligibility: Float[Array, " P"],
+    square: Float[Array, ""],
+    length: Float[Array, ""],
     usual: Float[Array, ""],
 ) -> Float[Array, ""]:
     """The alpha of w <- w + alpha delta z.
@@ -61,7 +59,8 @@ def step_size(
     - `rule`: one of `STEP_RULES`.
     - `limit`: of this group of weights.
     - `error`: delta.
-    - `gradient`, `eligibility`: (P,) g and z.
+    - `square`: |g|^2.
+    - `length`: |z|_1 for "obgd", |z|^2 for "intentional".
     - `usual`: the running mean of |g|^2, for "intentional".
 
     **Returns:**
@@ -69,14 +68,7 @@ def step_size(
     alpha.
     """
     if rule == "obgd":
-        bounded = jnp.maximum(jnp.abs(error), 1) * long_sum(jnp.abs(eligibility))
+        bounded = jnp.maximum(jnp.abs(error), 1) * length
         return limit.largest / jnp.maximum(1, limit.largest * limit.kappa * bounded)
-    longest = jnp.maximum(long_sum(jnp.square(gradient)), usual)
-    return limit.change / jnp.sqrt(longest * long_sum(jnp.square(eligibility)) + TINY)
-
-
-def long_sum(x: Float[Array, "... P"]) -> Float[Array, "..."]:
-    """The sum along P. In two parts: XLA's CPU compiler adds up a whole axis one by one."""
-    if x.shape[-1] % LANES:
-        return jnp.sum(x, axis=-1)
-    return jnp.sum(jnp.sum(x.reshape(*x.shape[:-1], -1, LANES), axis=-2), axis=-1)
+    longest = jnp.maximum(square, usual)
+    return limit.change / jnp.sqrt(longest * length + TINY)

@@ -34,12 +34,12 @@ from jaxtyping import Array, Bool, Float, PyTree, Shaped
 from agalite import validation
 from agalite.agents.base import TIME_LIMITS, Metrics
 from agalite.agents.rollout import Episodes, RunnerState, count_episodes
-from agalite.agents.step_size import STEP_RULES, TINY, Limit, long_sum, step_size, tightest
+from agalite.agents.step_size import STEP_RULES, TINY, Limit, step_size, tightest
 from agalite.networks.actor_critic import ActorCritic
-from agalite.networks.flat import Rebuild, flat_weights
+from agalite.networks.flat import WeightGroups, Weights, weight_groups
 from agalite.networks.heads import Distribution, EpsilonGreedy
 from agalite.networks.normalisation import RunningStatistics
-from agalite.ops.barriers import fusion_barrier
+from agalite.ops import eligibility as traces
 from agalite.ops.matmul import precision as precision_of_products
 
 if TYPE_CHECKING:  # importing gymnax initialises JAX's devices, before --seeds can set their number
@@ -63,6 +63,7 @@ class StreamState(NamedTuple):
     """
 
     eligibility: Float[Array, "B P"]
+    """After the last step, also where that ended an episode: the next one then forgets it."""
     gradient_norm: Float[Array, " G"]
     """Running mean of the gradients' squared norms."""
     error_square: Float[Array, ""]
@@ -170,7 +171,8 @@ class StreamAgent(abc.ABC):
         - `traced`: real-time recurrent learning, instead of gradients over `truncation` inputs.
         """
         count = runner_state.resets.shape[0]
-        weights, bounds, _ = flat_weights(model)
+        weights, _ = weight_groups(model)
+        dtype = weights[0][0].dtype
 
         def repeated(times: int, tree: Any) -> Any:
             return jax.tree.map(lambda x: jnp.broadcast_to(x, (times, *x.shape)), tree)
@@ -190,10 +192,9 @@ class StreamAgent(abc.ABC):
         # scale of rewards infinite.
         statistics = RunningStatistics(())
         statistics = eqx.tree_at(lambda s: s.count, statistics, jnp.ones(()))
-        dtype = weights.dtype
         return StreamState(
-            jnp.zeros((count, weights.size), dtype),
-            jnp.zeros(len(bounds), dtype),
+            jnp.zeros((count, traces.join(weights).size), dtype),
+            jnp.zeros(len(weights), dtype),
             jnp.zeros((), dtype),
             jnp.zeros(count, dtype),
             statistics,
@@ -233,7 +234,7 @@ class StreamAgent(abc.ABC):
         The new network and states, sums over the episodes that ended, and the metrics, means over
         the steps.
         """
-        weights, bounds, rebuild = flat_weights(model)
+        weights, groups = weight_groups(model)
         action_keys, env_keys = jax.vmap(jax.random.split, out_axes=1)(
             jax.random.split(key, num_steps)
         )
@@ -243,7 +244,7 @@ class StreamAgent(abc.ABC):
         def step(carry: Any, keys: tuple[Array, Array]) -> tuple[Any, tuple[Episodes, Metrics]]:
             weights, statistics, state, runner_state = carry
             return self._step(
-                weights, statistics, state, runner_state, envs, bounds, rebuild, *keys, remaining
+                weights, statistics, state, runner_state, envs, groups, *keys, remaining
             )
 
         carry = weights, model.obs_statistics, state, runner_state
@@ -251,17 +252,16 @@ class StreamAgent(abc.ABC):
         weights, statistics, state, runner_state = carry
         episodes = jax.tree.map(jnp.sum, episodes)
         metrics = jax.tree.map(jnp.mean, metrics)
-        return rebuild(weights, statistics), state, runner_state, episodes, metrics
+        return groups.rebuild(weights, statistics), state, runner_state, episodes, metrics
 
     def _step(
         self,
-        weights: Float[Array, " P"],
+        weights: Weights,
         statistics: RunningStatistics | None,
         state: StreamState,
         runner_state: RunnerState,
         envs: "VectorEnv",
-        bounds: list[tuple[int, int]],
-        rebuild: Rebuild,
+        groups: WeightGroups,
         action_key: Array,
         env_key: Array,
         remaining: Float[Array, ""],
@@ -270,21 +270,21 @@ class StreamAgent(abc.ABC):
         old, count = runner_state, envs.num_envs
         over_envs = _over_envs(count)
         if statistics is not None:
-            statistics = rebuild(weights, statistics).add_observation(old.obs, statistics)
+            statistics = groups.rebuild(weights, statistics).add_observation(old.obs, statistics)
         window = _push(state.window, old)
 
-        def look(w: Array, window: Any, trace: Any) -> tuple[Predictions, tuple[Any, Any]]:
-            return _look(rebuild(w, statistics), window, trace)
+        def look(w: Weights, window: Any, trace: Any) -> tuple[Predictions, Any]:
+            return _look(groups.rebuild(w, statistics), window, trace)
 
         # The pullback is kept until the TD error is known.
-        predictions, pullback, (memory_state, trace) = over_envs(
+        predictions, pullback, memory_state = over_envs(
             lambda window, trace: jax.vjp(lambda w: look(w, window, trace), weights, has_aux=True)
         )(_time_last(window), state.trace)
         action_keys = jax.random.split(action_key, count)
         actions, continues = over_envs(lambda p, k: self.act(p, k, remaining))(
             predictions, action_keys
         )
-        model = rebuild(weights, statistics)
+        model = groups.rebuild(weights, statistics)
         obs, env_state, rewards, terminated, truncated, info = envs.step(
             env_key, old.env_state, over_envs(model.to_env)(actions)
         )
@@ -301,32 +301,40 @@ class StreamAgent(abc.ABC):
         values = over_envs(self.predicted)(predictions, actions)
         errors = scaled + self.gamma * jnp.where(over, 0, following) - values
 
-        def gradient(pullback: Any, predictions: Predictions, action: Array, error: Array) -> Array:
+        def gradient(pullback: Any, predictions: Predictions, action: Array, error: Array) -> Any:
             return pullback(jax.grad(self.objective)(predictions, action, error))[0]
 
         gradients = over_envs(gradient)(pullback, predictions, actions, errors)
-        decay = self.gamma * self.trace_lambda * continues.astype(weights.dtype)
-        # Kept in memory: the norms and the update read it.
-        eligibility = fusion_barrier(
-            lambda z, g, decay: decay[:, None] * z + g, state.eligibility, gradients, decay
+        trace = state.trace
+        if trace is not None:
+            # After the gradients, which read the old trace: the new one can take its place.
+            trace, gradients = lax.optimization_barrier((trace, gradients))
+            trace = over_envs(lambda window, trace: _advance(model, window, trace))(
+                _time_last(window), trace
+            )
+        going = continues & ~old.resets
+        eligibility, norms = traces.accumulate(
+            state.eligibility,
+            self.gamma * self.trace_lambda * going.astype(errors.dtype),
+            gradients,
+            absolute=self.step_rule == "obgd",
         )
         state = state._replace(step=state.step + 1)
-        update, state, sizes = self._update(state, gradients, eligibility, errors, bounds)
-        weights = weights + update
-        going = 1 - ends.astype(weights.dtype)
+        state, sizes = self._sizes(state, norms, errors)
+        weights = traces.move(weights, eligibility, sizes * errors[:, None] / count)
         state = state._replace(
-            eligibility=going[:, None] * eligibility,
-            returns=going * returns,
+            eligibility=eligibility,
+            returns=jnp.where(ends, 0, returns),
             return_statistics=return_statistics,
             trace=trace,
             window=None if window is None or state.window is None else _tail(window),
         )
-        refresh = jax.vmap(rebuild(weights, statistics).refresh, axis_size=count)
+        refresh = jax.vmap(groups.rebuild(weights, statistics).refresh, axis_size=count)
         episodes, so_far, lengths = count_episodes(old, rewards, ends, info)
         new = RunnerState(env_state, obs, ends, refresh(memory_state), so_far, lengths)
         metrics = {
             "losses/td_error": jnp.sqrt(jnp.mean(jnp.square(errors))),
-            "losses/eligibility": jnp.sqrt(jnp.mean(long_sum(jnp.square(eligibility)))),
+            "losses/eligibility": self._length(norms),
             "losses/step_size": jnp.mean(sizes),
             **jax.tree.map(jnp.mean, over_envs(self.metrics)(predictions)),
         }
@@ -344,40 +352,34 @@ class StreamAgent(abc.ABC):
             statistics = statistics.add(returns[i])
         return rewards / statistics.std, returns, statistics
 
-    def _update(
-        self,
-        state: StreamState,
-        gradients: Float[Array, "B P"],
-        eligibility: Float[Array, "B P"],
-        errors: Float[Array, " B"],
-        bounds: list[tuple[int, int]],
-    ) -> tuple[Float[Array, " P"], StreamState, Float[Array, "B G"]]:
-        """The change of the weights, the new running means, and the step sizes."""
+    def _sizes(
+        self, state: StreamState, norms: traces.Norms, errors: Float[Array, " B"]
+    ) -> tuple[StreamState, Float[Array, "B G"]]:
+        """The new running means, and the step sizes."""
         correction = 1 - _MEAN_DECAY**state.step
         error_square = _MEAN_DECAY * state.error_square + (1 - _MEAN_DECAY) * jnp.mean(
             jnp.square(errors)
         )
         typical = jnp.sqrt(error_square / correction)
+        squares = _MEAN_DECAY * state.gradient_norm + (1 - _MEAN_DECAY) * jnp.mean(norms.square, 0)
+        sizes = []
+        for i in range(squares.shape[0]):
 
-        def limits(error: Float[Array, ""]) -> list[Limit]:
-            found = self.limits(error, typical)
-            return found if len(bounds) == len(found) else [tightest(found)]
+            def one(error: Array, square: Array, length: Array, i: int = i) -> Array:
+                found = self.limits(error, typical)
+                limit = found[i] if len(found) == squares.shape[0] else tightest(found)
+                usual = squares[i] / correction
+                return step_size(self.step_rule, limit, error, square, length, usual)
 
-        norms, sizes, parts = [], [], []
-        for i, (start, end) in enumerate(bounds):
-            g, z = gradients[:, start:end], eligibility[:, start:end]
-            square = jnp.mean(long_sum(jnp.square(g)))
-            norms.append(_MEAN_DECAY * state.gradient_norm[i] + (1 - _MEAN_DECAY) * square)
-            usual = norms[i] / correction
-            alpha = jax.vmap(
-                lambda g, z, error, usual=usual, i=i: step_size(
-                    self.step_rule, limits(error)[i], error, g, z, usual
-                )
-            )(g, z, errors)
-            parts.append(jnp.mean((alpha * errors)[:, None] * z, axis=0))
-            sizes.append(alpha)
-        state = state._replace(gradient_norm=jnp.stack(norms), error_square=error_square)
-        return jnp.concatenate(parts), state, jnp.stack(sizes, axis=-1)
+            sizes.append(jax.vmap(one)(errors, norms.square[:, i], norms.length[:, i]))
+        state = state._replace(gradient_norm=squares, error_square=error_square)
+        return state, jnp.stack(sizes, axis=-1)
+
+    def _length(self, norms: traces.Norms) -> Float[Array, ""]:
+        """The norm of the eligibility traces, of all groups together; a metric."""
+        if self.step_rule == "obgd":
+            return jnp.mean(jnp.sum(norms.length, axis=-1))
+        return jnp.sqrt(jnp.mean(jnp.sum(norms.length, axis=-1)))
 
 
 @dataclass(frozen=True)
@@ -497,8 +499,8 @@ def _memories(model: ActorCritic) -> tuple[Any, ...]:
     return tuple(memory for memory in both if memory is not None)
 
 
-def _look(model: ActorCritic, window: Window, trace: Any) -> tuple[Predictions, tuple[Any, Any]]:
-    """The predictions for the last of k inputs of one environment, the state and trace after it."""
+def _look(model: ActorCritic, window: Window, trace: Any) -> tuple[Predictions, Any]:
+    """The predictions for the last of k inputs of one environment, and the state after it."""
     first = jax.tree.map(lambda x: x[0], window.states)
     if trace is None:
         state, policy, values = model.scan(first, window.obs, window.resets)
@@ -507,9 +509,9 @@ def _look(model: ActorCritic, window: Window, trace: Any) -> tuple[Predictions, 
         states = first if len(memories) == 2 else (first,)
         with precision_of_products(model.precision):
             xs = model.encode(window.obs, window.resets)
-            states, features, trace = zip(
+            states, features = zip(
                 *(
-                    memory.scan_and_advance(old, xs, window.resets, t)
+                    memory.scan(old, xs, window.resets, trace=t)
                     for memory, old, t in zip(memories, states, trace, strict=True)
                 ),
                 strict=True,
@@ -517,7 +519,20 @@ def _look(model: ActorCritic, window: Window, trace: Any) -> tuple[Predictions, 
         state = states if len(memories) == 2 else states[0]
         policy, values = model._heads(*features)
     predictions = Predictions(jax.tree.map(lambda x: x[-1], policy), values[-1])
-    return predictions, lax.stop_gradient((state, trace))
+    return predictions, lax.stop_gradient(state)
+
+
+def _advance(model: ActorCritic, window: Window, trace: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The trace after the same inputs. The compiler finds what `_look` has computed already."""
+    first = jax.tree.map(lambda x: x[0], window.states)
+    memories = _memories(model)
+    states = first if len(memories) == 2 else (first,)
+    with precision_of_products(model.precision):
+        xs = model.encode(window.obs, window.resets)
+        return tuple(
+            memory.advance_trace(t, old, xs, window.resets)
+            for memory, old, t in zip(memories, states, trace, strict=True)
+        )
 
 
 def _push(window: Window | None, now: RunnerState) -> Window:

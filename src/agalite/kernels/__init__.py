@@ -5,6 +5,7 @@
   loops over time in which the state stays in cache (`agalite.h`, `galite.h`);
 * `agalite_trace`, `agalite_trace_gradient`: AGaLiTe's traces over a sequence, and the gradient that
   reaches the weights through them (`trace.h`);
+* `eligibility`, `eligibility_update`: eligibility traces of streaming agents (`eligibility.h`);
 * `convolution_*`: the encoders' convolutions of images and their gradients (`convolution.h`);
 * `sparse_*`: rows that are mostly zeros times a weight (`sparse.h`);
 * `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).
@@ -16,7 +17,7 @@ operators are XLA's. The choice is made when a program is traced.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -129,11 +130,22 @@ def _with(name: str) -> Iterator[None]:
 
 
 def call(
-    name: str, shapes: Sequence[tuple[int, ...]], *args: jax.Array, **attributes: int | float
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    *args: jax.Array,
+    in_place: Mapping[int, int] | None = None,
+    **attributes: int | float,
 ) -> list[jax.Array]:
     """Calls the kernel `name`.
 
     The results have the type of the first argument, and `shapes`.
+
+    **Arguments:**
+
+    - `name`, `shapes`: of the kernel, of its results.
+    - `args`: its arguments.
+    - `in_place`: numbers of arguments, and of the results that may be written over them.
+    - `attributes`: numbers that are known when a program is traced.
     """
     bits = _BITS[jnp.dtype(args[0].dtype)]
     reason = _registered(bits)
@@ -144,7 +156,9 @@ def call(
         key: np.float64(value) if isinstance(value, float) else np.int64(value)
         for key, value in attributes.items()
     }
-    kernel: Any = jax.ffi.ffi_call(f"agalite_{name}_f{bits}", results)
+    kernel: Any = jax.ffi.ffi_call(
+        f"agalite_{name}_f{bits}", results, input_output_aliases=dict(in_place or {})
+    )
     return list(kernel(*args, threads=np.int64(threads()), **typed))
 
 

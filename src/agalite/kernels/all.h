@@ -6,6 +6,7 @@
 #include "agalite.h"
 #include "galite.h"
 #include "trace.h"
+#include "eligibility.h"
 #include "stack.h"
 #include "convolution.h"
 #include "sparse.h"

@@ -27,6 +27,8 @@ HANDLERS = (
     "agalite_backward",
     "agalite_trace",
     "agalite_trace_gradient",
+    "eligibility",
+    "eligibility_update",
     "galite_forward",
     "galite_backward",
     "stack",
