@@ -241,15 +241,28 @@ class StreamAgent(abc.ABC):
         steps = jnp.arange(num_steps)
         keys = (action_keys[steps - steps % noise_steps], env_keys)
 
+        def flat(state: StreamState) -> StreamState:
+            trace = jax.tree.map(lambda x: x.reshape(x.shape[0], -1), state.trace)
+            return state._replace(trace=trace)
+
+        def reshape(x: Array, like: jax.ShapeDtypeStruct) -> Array:
+            return x.reshape(like.shape)
+
         def step(carry: Any, keys: tuple[Array, Array]) -> tuple[Any, tuple[Episodes, Metrics]]:
             weights, statistics, state, runner_state = carry
-            return self._step(
+            state = state._replace(trace=jax.tree.map(reshape, state.trace, shapes))
+            (*rest, state, runner_state), outputs = self._step(
                 weights, statistics, state, runner_state, envs, groups, *keys, remaining
             )
+            return (*rest, flat(state), runner_state), outputs
 
-        carry = weights, model.obs_statistics, state, runner_state
+        # XLA gives arrays with axes of size 1 another layout in the loop than its body has, and
+        # copies them twice in each step. Vectors have one layout.
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.trace)
+        carry = weights, model.obs_statistics, flat(state), runner_state
         carry, (episodes, metrics) = lax.scan(step, carry, keys)
         weights, statistics, state, runner_state = carry
+        state = state._replace(trace=jax.tree.map(reshape, state.trace, shapes))
         episodes = jax.tree.map(jnp.sum, episodes)
         metrics = jax.tree.map(jnp.mean, metrics)
         return groups.rebuild(weights, statistics), state, runner_state, episodes, metrics
@@ -305,13 +318,6 @@ class StreamAgent(abc.ABC):
             return pullback(jax.grad(self.objective)(predictions, action, error))[0]
 
         gradients = over_envs(gradient)(pullback, predictions, actions, errors)
-        trace = state.trace
-        if trace is not None:
-            # After the gradients, which read the old trace: the new one can take its place.
-            trace, gradients = lax.optimization_barrier((trace, gradients))
-            trace = over_envs(lambda window, trace: _advance(model, window, trace))(
-                _time_last(window), trace
-            )
         going = continues & ~old.resets
         eligibility, norms = traces.accumulate(
             state.eligibility,
@@ -319,6 +325,14 @@ class StreamAgent(abc.ABC):
             gradients,
             absolute=self.step_rule == "obgd",
         )
+        trace = state.trace
+        if trace is not None:
+            # The new trace depends on the gradients, so that it can take the place of the old one,
+            # which they read. Without this the compiler copies it.
+            never = jnp.isnan(jnp.sum(norms.square, axis=-1))
+            trace = over_envs(lambda *args: _advance(model, *args))(
+                _time_last(window), trace, never
+            )
         state = state._replace(step=state.step + 1)
         state, sizes = self._sizes(state, norms, errors)
         weights = traces.move(weights, eligibility, sizes * errors[:, None] / count)
@@ -522,7 +536,9 @@ def _look(model: ActorCritic, window: Window, trace: Any) -> tuple[Predictions, 
     return predictions, lax.stop_gradient(state)
 
 
-def _advance(model: ActorCritic, window: Window, trace: tuple[Any, ...]) -> tuple[Any, ...]:
+def _advance(
+    model: ActorCritic, window: Window, trace: tuple[Any, ...], forget: Bool[Array, ""]
+) -> tuple[Any, ...]:
     """The trace after the same inputs. The compiler finds what `_look` has computed already."""
     first = jax.tree.map(lambda x: x[0], window.states)
     memories = _memories(model)
@@ -530,7 +546,7 @@ def _advance(model: ActorCritic, window: Window, trace: tuple[Any, ...]) -> tupl
     with precision_of_products(model.precision):
         xs = model.encode(window.obs, window.resets)
         return tuple(
-            memory.advance_trace(t, old, xs, window.resets)
+            memory.advance_trace(t, old, xs, window.resets | forget)
             for memory, old, t in zip(memories, states, trace, strict=True)
         )
 

@@ -271,7 +271,7 @@ def agalite_trace(
 
     The trace after the sequence. No gradient flows through it.
     """
-    if columns is not None and columns.shape[0] > 1 and kernels.usable(columns, inputs, keys):
+    if columns is not None and kernels.usable(columns, inputs, keys):
         arrays = native.TraceArrays(*trace)
         arrays = native.advance_trace(arrays, columns, cosines, inputs, keys, values, resets)
         return lax.stop_gradient(AGaLiTeTrace(*arrays))

@@ -154,11 +154,14 @@ def advance_trace(
         columns, keep, cosines, inputs = streams
         keys, values, weights, biases = state
         arrays = [*weights, *biases]
+        # Where every step advances the trace, copying it would cost more than that.
+        in_place = {6 + i: i for i in range(len(arrays))} if columns.shape[0] == 1 else {}
         new = kernels.call(
             "agalite_trace",
             [x.shape for x in arrays],
             *(columns, keep, cosines, inputs, keys, values),
             *arrays,
+            in_place=in_place,
             narrow=keys.shape[2],
             activate=True,
         )
