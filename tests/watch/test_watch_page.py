@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 import agalite
+from agalite.agents.a2c import A2C
 from agalite.cli import main
 from agalite.envs.tmaze import TMaze
 from agalite.networks.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
 from agalite.watch.page import make_page
-from agalite.watch.run import watch_model
+from agalite.watch.run import past_gradient, watch_model
 from chromium import needs_chromium, open_page
 
 SMALL = {"d_model": 8, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 8}
@@ -178,6 +179,50 @@ def test_command(run, tmp_path, capsys):
     assert about["title"] == "gru in tmaze (corridor 3)"
     assert about["actions"] == ACTIONS
     assert about["text"].startswith("maze, checkpoint of step 64; seed 0, most likely actions")
+
+
+def test_how_much_of_the_gradient_is_from_the_past(pages, tmp_path):
+    """Means over parts of a run with the metric; nothing for one without, or of another seed."""
+    assert record_of(pages("agalite"))["past"] is None
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = ["step,seed,losses/past_grad_fraction"]
+    lines += [
+        f"{10 * i},{seed},{0.25 + 0.5 * seed + i / 8000}" for i in range(400) for seed in (0, 1)
+    ]
+    (run / "metrics.csv").write_text("\n".join(lines) + "\n4000,0,nan\n")
+    found = past_gradient(run, 1)
+    assert found["steps"] == [20 * i + 10 for i in range(200)]
+    np.testing.assert_allclose(found["fractions"], 0.75 + (2 * np.arange(200) + 0.5) / 8000)
+    assert past_gradient(run, 2) is None
+    (run / "metrics.csv").write_text("step,seed,charts/SPS\n10,0,1.0\n")
+    assert past_gradient(run) is None
+
+
+@pytest.mark.slow  # a run with traces, through the command
+def test_a_run_with_traces_shows_its_past(tmp_path, capsys):
+    config = TrainConfig(
+        env="tmaze",
+        env_options={"corridor": 3},
+        memory="agalite",
+        memory_options=MEMORIES["agalite"],
+        agent=A2C(),
+        gradient="rtrl",
+        num_envs=4,
+        num_steps=2,
+        hidden_size=8,
+        total_timesteps=64,
+        log_every=8,
+        checkpoint_every=64,
+    )
+    folder = agalite.train(config, tmp_path / "run", quiet=True).folder
+    out = tmp_path / "page.html"
+    assert main(["watch", str(folder), "--out", str(out), "--steps", "2"]) == 0
+    past = record_of(out)["past"]
+    assert past["steps"][-1] == 64
+    assert 0 < past["fractions"][-1] < 1
+    share = f"{past['fractions'][-1]:.1%} of the gradient came from before the rollout"
+    assert share in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class Watch:
             f"{record['steps']} steps, return {record['total']:.2f}, {record['ended']}; "
             f"written to {self.out}"
         )
+        if record["past"] is not None:
+            last = record["past"]["fractions"][-1]
+            print(f"{last:.1%} of the gradient came from before the rollout, at the run's end")
 
 
 COMMANDS = {"watch": Watch}

@@ -280,6 +280,35 @@
     });
   }
 
+  // Over the steps of training, not of the episode.
+  function drawPast() {
+    const { steps: at, fractions } = record.past, { pen, width, height } = surface(by("fraction"));
+    const high = Math.max(...fractions, 1e-4), bottom = height - BOTTOM, end = at[at.length - 1];
+    pen.fillStyle = colour("soft");
+    pen.fillText(short(high), 0, TOP + 8);
+    pen.fillText("0", 0, bottom);
+    pen.textAlign = "right";
+    pen.fillText(`${end.toLocaleString("en")} steps`, width, height - 2);
+    pen.strokeStyle = colour("main");
+    pen.lineWidth = 2;
+    pen.beginPath();
+    fractions.forEach((v, i) =>
+      pen.lineTo(LEFT + (at[i] / end) * (width - LEFT - 4), bottom - (v / high) * (bottom - TOP)));
+    pen.stroke();
+    pen.lineWidth = 1;
+  }
+
+  function addPast() {
+    if (!record.past) return;
+    const all = record.past.fractions, percent = (x) => `${(100 * x).toFixed(1)}%`;
+    const mean = all.reduce((a, b) => a + b) / all.length;
+    by("past").hidden = false;
+    by("share").textContent =
+      `${percent(all[all.length - 1])} at the end, ${percent(mean)} on average: |p| / (|p| + |g|), ` +
+      "g the gradient inside the rollouts, p what traces add.";
+    redraw.push(drawPast);
+  }
+
   // --- start -------------------------------------------------------------------------------------
   by("title").textContent = record.about.title;
   document.title = record.about.title;
@@ -287,6 +316,7 @@
   by("slider").max = Math.max(last, steps - 1);
   addLayers();
   redraw.push(drawActions, drawValue, drawLine, drawMap);
+  addPast();
 
   by("play").onclick = toggle;
   by("slider").oninput = (event) => { pause(); show(+event.target.value); };

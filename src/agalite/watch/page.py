@@ -29,6 +29,7 @@ def episode_record(
     layers: Sequence[Layer],
     saliency: Float[np.ndarray, "T T"],
     about: dict[str, Any],
+    past_gradient: dict[str, list[float]] | None = None,
 ) -> dict[str, Any]:
     """All that the page shows.
 
@@ -38,6 +39,7 @@ def episode_record(
     - `layers`: the memory's gates or attention weights (`inspect_memory`).
     - `saliency`: the gradients (`saliency.saliency`).
     - `about`: the page's `title` and `text`, and the names of the `actions`.
+    - `past_gradient`: `run.past_gradient`; None leaves that part of the page out.
 
     **Returns:**
 
@@ -57,6 +59,11 @@ def episode_record(
             "reward": [_round4(x.reward) for x in episode.steps],
             "saliency": [[_round4(x) for x in saliency[t, : t + 1]] for t in range(steps)],
             "tops": [_round4(axis_limit(saliency[t, : t + 1])) for t in range(steps)],
+            "past": past_gradient
+            and {
+                "steps": past_gradient["steps"],
+                "fractions": [_round4(x) for x in past_gradient["fractions"]],
+            },
             "layers": [
                 {
                     "name": layer.name,

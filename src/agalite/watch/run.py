@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from agalite import files, validation
 from agalite.envs import rendering
 from agalite.envs.gymnasium.spaces import describe
 from agalite.networks.actor_critic import ActorCritic
+from agalite.training.logging import read_metrics
 from agalite.training.policy import load
 from agalite.watch.episode import play
 from agalite.watch.gates import inspect_memory
@@ -17,6 +19,7 @@ from agalite.watch.page import episode_record, make_page
 from agalite.watch.saliency import episode_inputs, saliency
 
 MAX_STEPS = 1000
+_POINTS = 200  # of the curve of a run's metric
 _PAGES, _FILMS = (".html", ".htm"), (".gif", ".mp4")
 _ACTION_NAMES = {
     "tmaze": ["up", "down", "left", "right"],
@@ -69,6 +72,7 @@ def watch(
         title=title,
         source=source,
         action_names=_ACTION_NAMES.get(config.env, []),
+        past_gradient=past_gradient(folder, seed_number),
     )
 
 
@@ -83,6 +87,7 @@ def watch_model(
     title: str = "",
     source: str = "",
     action_names: list[str] | None = None,
+    past_gradient: dict[str, list[float]] | None = None,
 ) -> dict[str, Any]:
     """Writes a page or a film of an episode of any agent.
 
@@ -94,6 +99,7 @@ def watch_model(
     - `title`: of the page.
     - `source`: where the agent comes from, in words.
     - `action_names`: for discrete actions.
+    - `past_gradient`: of the run that trained the agent, from the function of that name.
 
     **Returns:**
 
@@ -114,7 +120,7 @@ def watch_model(
         f"return {episode.total:.2f}, {episode.ending}. "
         f"Observations: {describe(env.observation_space(env.default_params))}.",
     }
-    record = episode_record(episode, layers, gradients, about)
+    record = episode_record(episode, layers, gradients, about, past_gradient)
     if out.suffix.lower() in _PAGES:
         files.write(out, make_page(record).encode())
     else:
@@ -122,6 +128,36 @@ def watch_model(
 
         write_film(episode, layers, gradients, title, about["actions"], out)
     return record
+
+
+def past_gradient(
+    folder: str | os.PathLike[str], seed_number: int = 0
+) -> dict[str, list[float]] | None:
+    """How much of the gradient came from before the rollout, over a run with traces.
+
+    **Arguments:**
+
+    - `folder`: of the run.
+    - `seed_number`: which of its seeds.
+
+    **Returns:**
+
+    `steps` and `fractions`, at most 200 each: means of `losses/past_grad_fraction` over equal parts
+    of the run. None for a run without that metric.
+    """
+    metrics = read_metrics(folder)
+    fractions = metrics.get("losses/past_grad_fraction")
+    if fractions is None:
+        return None
+    mine = (metrics["seed"] == seed_number) & np.isfinite(fractions)
+    steps, fractions = metrics["step"][mine], fractions[mine]
+    if not len(steps):
+        return None
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), _POINTS))
+    return {
+        "steps": [int(steps[part[-1]]) for part in parts],
+        "fractions": [float(fractions[part].mean()) for part in parts],
+    }
 
 
 def check_arguments(out: Path, seed: int, steps: int) -> None:
