@@ -14,6 +14,8 @@ def test_bad_options_are_explained():
         Stream(rounds=0).run()
     with pytest.raises(ValueError, match="steps=-1"):
         Stream(steps=-1).run()
+    with pytest.raises(ValueError, match=r"widths=\(64, 33\) must be even"):
+        Stream(widths=(64, 33)).run()
 
 
 @pytest.mark.slow
@@ -24,6 +26,7 @@ def test_it_measures_speed_and_memory(tmp_path, monkeypatch, capsys):
     results = json.loads(out.read_text())
     assert [row["agent"] for row in results["speeds"]] == list(stream.AGENTS)
     assert all(row["steps_per_second"] > 0 for row in results["speeds"])
+    assert all(row["steps_per_core_second"] > 0 for row in results["speeds"])
     assert [part["steps"] for part in results["long"]] == list(range(1000, 10_001, 1000))
     assert all(part["not_finite"] == 0 for part in results["long"])
     assert np.isfinite([part["weight_norm"] for part in results["long"]]).all()

@@ -193,6 +193,8 @@ class Stream:
     """How often each agent is timed. They are interleaved, so that load affects all of them."""
     steps: int = 100_000
     """Steps of the long stream, whose memory and weights are watched; 0: none."""
+    widths: tuple[int, ...] = (32, 64, 128, 256)
+    """Widths of the networks that are timed, even numbers."""
     out: Path | None = None
     """Also write the measurements to this JSON file."""
 
@@ -203,9 +205,11 @@ class Stream:
 
         validation.check_integer("rounds", self.rounds, minimum=1)
         validation.check_integer("steps", self.steps, minimum=0)
+        if not self.widths or any(width < 2 or width % 2 for width in self.widths):
+            raise ValueError(f"widths={self.widths} must be even numbers, at least 2")
         if self.out is not None:
             files.check_writable("out", self.out)
-        stream.run(rounds=self.rounds, steps=self.steps, out=self.out)
+        stream.run(rounds=self.rounds, steps=self.steps, out=self.out, widths=self.widths)
 
 
 @dataclass(frozen=True)

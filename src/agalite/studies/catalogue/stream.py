@@ -11,7 +11,7 @@ from agalite.studies.declaration import (
     vary,
 )
 
-_LENGTHS = (16, 32, 64, 128, 256, 512)
+_LENGTHS = (16, 32, 64, 128, 256)
 _RETURN = Metric(
     column="charts/episodic_return",
     name="episodic return, last 50K steps",
@@ -22,7 +22,6 @@ _AGENTS = Factor(
     {
         "agalite, rtrl": {"memory": "agalite", "gradient": "rtrl"},
         "agalite, one step": {"memory": "agalite", "gradient": "bptt"},
-        "gru, one step": {"memory": "gru", "gradient": "bptt"},
     },
 )
 
@@ -34,7 +33,7 @@ STUDIES = (
         kind=Training(preset="tuned"),
         base={
             "env": "memory-chain",
-            "algorithm": "stream-q",
+            "algorithm": "stream-ac",
             "total_timesteps": 500_000,
             "log_every": 10_000,
             "checkpoint_every": 250_000,
@@ -57,7 +56,7 @@ STUDIES = (
                 },
                 factors=(vary("length", "env_options.length", (4,)),),
             ),
-            "cpu": Scale(seeds=5),
+            "cpu": Scale(seeds=5, first_seed=10),
         },
     ),
 )
