@@ -489,3 +489,21 @@ def run_epochs(
         metrics = {name: x / epochs for name, x in sums.items()}
         metrics["losses/epochs"] = epochs.astype(jnp.float32)
     return eqx.combine(carry[0], static), carry[1], metrics
+
+
+def epsilon_schedule(
+    remaining: Float[Array, "..."], start: float, end: float, fraction: float
+) -> Float[Array, "..."]:
+    """From `start` to `end` over the first `fraction` of a run, and `end` from there on.
+
+    **Arguments:**
+
+    - `remaining`: (...), the fraction of the run that is left.
+    - `start`, `end`, `fraction`: between 0 and 1.
+
+    **Returns:**
+
+    The probability (...) of a random action.
+    """
+    done = (1 - remaining) / max(fraction, 1e-9)
+    return start + jnp.minimum(done, 1) * (end - start)

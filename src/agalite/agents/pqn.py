@@ -23,6 +23,7 @@ from agalite.agents.base import (
     Batch,
     Metrics,
     RolloutAgent,
+    epsilon_schedule,
     evaluate_policy,
     make_batch,
     run_epochs,
@@ -142,21 +143,3 @@ class PQN(RolloutAgent):
         taken = jnp.sum(jnp.where(chosen, values, 0), axis=-1)
         loss = 0.5 * jnp.mean(jnp.square(taken - jax.lax.stop_gradient(batch.targets)))
         return loss, {"losses/q_loss": loss, "losses/q_values": jnp.mean(best)}
-
-
-def epsilon_schedule(
-    remaining: Float[Array, "..."], start: float, end: float, fraction: float
-) -> Float[Array, "..."]:
-    """From `start` to `end` over the first `fraction` of a run, and `end` from there on.
-
-    **Arguments:**
-
-    - `remaining`: (...), the fraction of the run that is left.
-    - `start`, `end`, `fraction`: between 0 and 1.
-
-    **Returns:**
-
-    The probability (...) of a random action.
-    """
-    done = (1 - remaining) / max(fraction, 1e-9)
-    return start + jnp.minimum(done, 1) * (end - start)

@@ -32,7 +32,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 from agalite import validation
-from agalite.agents.base import TIME_LIMITS, Metrics
+from agalite.agents.base import TIME_LIMITS, Metrics, epsilon_schedule
 from agalite.agents.rollout import Episodes, RunnerState, count_episodes
 from agalite.agents.step_size import STEP_RULES, TINY, Limit, step_size, tightest
 from agalite.networks.actor_critic import ActorCritic
@@ -476,9 +476,8 @@ class StreamQ(StreamAgent):
     ) -> tuple[Shaped[Array, "..."], Bool[Array, ""]]:
         values = _action_values(predictions)
         explore_key, action_key = jax.random.split(key)
-        done = (1 - remaining) / max(self.epsilon_fraction, 1e-9)
-        epsilon = self.epsilon_start + jnp.minimum(done, 1) * (
-            self.epsilon_end - self.epsilon_start
+        epsilon = epsilon_schedule(
+            remaining, self.epsilon_start, self.epsilon_end, self.epsilon_fraction
         )
         greedy = jnp.argmax(values).astype(jnp.int32)
         random = jax.random.randint(action_key, (), 0, values.shape[-1], jnp.int32)
