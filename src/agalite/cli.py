@@ -25,6 +25,7 @@ import tyro.conf
 from agalite import extras
 from agalite.bench import command as bench
 from agalite.export import command as export
+from agalite.soak import command as soak
 from agalite.studies import command as study
 from agalite.supervised import command as lra
 from agalite.system import Stopped, use_devices, with_huge_pages
@@ -290,6 +291,7 @@ COMMANDS: dict[str, Any] = {
     "lra": lra.COMMANDS,
     "study": study.COMMANDS,
     "bench": bench.COMMANDS,
+    "soak": soak.COMMANDS,
     "completion": Completion,
 }
 
@@ -359,6 +361,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "agalite bench popgym": ("agalite bench popgym --families RepeatFirst Battleship",),
     "agalite bench compare": ("agalite bench compare before.json after.json",),
     "agalite bench history": ("agalite bench history results/throughput-*.json",),
+    "agalite soak kills": ("agalite soak kills --runs 5",),
+    "agalite soak disk": ("agalite soak disk --rounds 1",),
+    "agalite soak asynchronous": ("agalite soak asynchronous --minutes 2",),
+    "agalite soak input": ("agalite soak input --cases 1000",),
+    "agalite soak stream": ("agalite soak stream --steps 1_000_000",),
+    "agalite soak all": ("agalite soak all", "agalite soak all --share 0.05 --out /tmp/short"),
     "agalite completion": (
         "agalite completion bash > ~/.agalite.bash    # then in ~/.bashrc: source ~/.agalite.bash",
         "agalite completion zsh > ~/.agalite.zsh      # in ~/.zshrc, after compinit: source ...",

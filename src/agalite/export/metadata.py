@@ -9,7 +9,7 @@ from agalite.export.step import Step
 from agalite.networks.heads import ActionHead, BoxHead, DiscreteHead, MultiDiscreteHead
 from agalite.version import __version__
 
-FORMAT = 1
+FORMAT = 2  # since 2 a file has a SHA-256
 
 _USE = (
     "Begin with every state tensor zero and reset true. At each step give the observation, whether "

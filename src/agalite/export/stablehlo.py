@@ -1,12 +1,15 @@
 """Writing a step as StableHLO, and running such a file in JAX.
 
-The file is a .zip with metadata.json and program.bin, which is the output of `jax.export` and runs
-on any device of `_PLATFORMS`.
+The file is a .zip with metadata.json, program.bin, which is the output of `jax.export` and runs on
+any device of `_PLATFORMS`, and the SHA-256 of both, which is compared before anything is read. That
+finds damage; it does not make a program of unknown origin one that should be run.
 """
 
+import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from agalite.export.step import Step
 from agalite.export.verify import Run
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-METADATA, PROGRAM = "metadata.json", "program.bin"
+METADATA, PROGRAM, DIGEST = "metadata.json", "program.bin", "sha256.txt"
 
 
 def require() -> None:
@@ -45,21 +48,54 @@ def encode(step: Step, metadata: dict[str, Any]) -> bytes:
         exported = jax.export.export(jax.jit(step.function), platforms=_PLATFORMS)(
             *(x.like for x in step.inputs)
         )
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for name, data in (
-            (METADATA, json.dumps(metadata, indent=2, ensure_ascii=False).encode()),
-            (PROGRAM, bytes(exported.serialize())),
-        ):
+    about = json.dumps(metadata, indent=2, ensure_ascii=False).encode()
+    program = bytes(exported.serialize())
+    digest = _digest(about, program).encode()
+    return archive({METADATA: about, PROGRAM: program, DIGEST: digest})
+
+
+def archive(contents: dict[str, bytes]) -> bytes:
+    """An uncompressed .zip of these files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, data in contents.items():
             file.writestr(name, data)
-    return archive.getvalue()
+    return out.getvalue()
+
+
+def _digest(metadata: bytes, program: bytes) -> str:
+    both = hashlib.sha256(metadata).digest() + hashlib.sha256(program).digest()
+    return hashlib.sha256(both).hexdigest()
+
+
+def read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The metadata and the program in a file; ValueError if it is damaged or none of ours."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            entries = {info.filename: info for info in file.infolist()}
+            # Uncompressed, as it was written: the contents are not larger than the file.
+            if any(entries[x].compress_type for x in (METADATA, PROGRAM, DIGEST)):
+                raise ValueError("it is compressed")
+            about, program, digest = (file.read(x) for x in (METADATA, PROGRAM, DIGEST))
+        intact = digest.decode("ascii") == _digest(about, program)
+        metadata = json.loads(about) if intact else None
+    except (
+        *(zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError),
+        *(NotImplementedError, RuntimeError, OverflowError, RecursionError),
+    ) as error:
+        raise ValueError(
+            f"{path} is not a StableHLO file of this version of agalite, or is damaged ({error}); "
+            "export the agent again"
+        ) from error
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path} is damaged: its SHA-256 is another; export the agent again")
+    return metadata, program
 
 
 def open_file(path: Path) -> tuple[Run, dict[str, Any]]:
-    """The function in the file and the file's metadata."""
-    with zipfile.ZipFile(path) as file:
-        metadata = json.loads(file.read(METADATA))
-        exported = jax.export.deserialize(bytearray(file.read(PROGRAM)))
+    """The function in the file and the file's metadata; ValueError if it is damaged."""
+    metadata, program = read(path)
+    exported = jax.export.deserialize(bytearray(program))
     call = jax.jit(exported.call)
 
     def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

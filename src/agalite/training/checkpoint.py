@@ -145,6 +145,26 @@ class Checkpoints:
             raise AllDamaged(f"all checkpoints in {self._folder} are damaged: {reasons}")
         raise FileNotFoundError(f"there is no checkpoint in {self._folder}")
 
+    def leaves(self) -> tuple[int, dict[str, np.ndarray]]:
+        """The newest undamaged checkpoint without the structure of its state, for comparisons.
+
+        **Returns:**
+
+        The step, and the leaves by their path in the state; a key as its data (..., words).
+        """
+        for saved in reversed(self._list()):
+            with contextlib.suppress(_Damaged):
+                leaves, arrays = self._read(saved)
+                return saved.step, {
+                    leaf.path: arrays[leaf.name]
+                    if leaf.stored
+                    else np.empty(leaf.shape)
+                    if leaf.value is None
+                    else np.array(str(leaf.value))
+                    for leaf in leaves
+                }
+        raise FileNotFoundError(f"there is no undamaged checkpoint in {self._folder}")
+
     def steps(self) -> list[int]:
         """The steps of all checkpoints with a readable manifest, ascending."""
         return sorted(self._metrics())
@@ -195,7 +215,7 @@ class Checkpoints:
             }
             for path in partial.rglob("*"):
                 files.sync(path)
-            text = json.dumps({**manifest, "sha256": _manifest_digest(manifest)})
+            text = json.dumps({**manifest, "sha256": manifest_digest(manifest)})
             files.write(partial / "manifest.json", text.encode())
             partial.rename(complete)
             files.sync(self._folder)
@@ -216,7 +236,7 @@ class Checkpoints:
         try:
             manifest = json.loads((saved.folder / "manifest.json").read_bytes())
             digest = manifest.pop("sha256")
-            intact = digest == _manifest_digest(manifest)
+            intact = digest == manifest_digest(manifest)
         except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise _Damaged(f"its manifest cannot be read ({error})") from error
         if not intact:
@@ -394,7 +414,8 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _manifest_digest(manifest: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 that a manifest has under "sha256", of all its other entries."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
