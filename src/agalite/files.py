@@ -12,8 +12,14 @@ import numpy as np
 
 
 def cache(name: str) -> Path:
-    """The cache folder `name`, by the XDG rules; it need not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agalite" / name
+    """The cache folder `name`, by the XDG rules; it need not exist yet.
+
+    A relative or empty XDG_CACHE_HOME is ignored: what is loaded from the cache must not depend on
+    the working directory.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    return base / "agalite" / name
 
 
 def check_writable(name: str, path: Path) -> None:

@@ -137,7 +137,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"option {word!r} must look like NAME=VALUE, for example corridor=20")
         try:
             options[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             options[name] = text
     return options
 

@@ -2,6 +2,10 @@
 
 A library is built on first use for the present processor and kept in the user's cache folder. Its
 name is a digest of the sources, the compiler and the processor.
+
+What is loaded runs with the user's rights, so a library is taken from the cache only if its folder
+and the file belong to the user and nobody else can write to them. Otherwise it is built for this
+process alone, in a private temporary folder, with a warning.
 """
 
 import atexit
@@ -11,14 +15,18 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
 import jax
+
+from agalite import files
 
 SOURCES = Path(__file__).parent
 HANDLERS = (
@@ -80,6 +88,13 @@ def load(bits: int = 32, folder: Path | None = None) -> ctypes.CDLL:
     if not commands:
         raise Unavailable("there is no C compiler (gcc, clang, or: pip install 'agalite[native]')")
     folder = cache_folder() if folder is None else folder
+    if (why := not_private(folder)) is not None:
+        warnings.warn(
+            f"the kernels are built for this process only: {why}; make it yours alone "
+            "(chmod go-w) or name another cache with XDG_CACHE_HOME",
+            stacklevel=2,
+        )
+        folder = _temporary_folder()
     complaints = []
     for command in commands:
         try:
@@ -98,8 +113,33 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "agalite" / "native"
+    """Where libraries are kept."""
+    return files.cache("native")
+
+
+def not_private(path: Path) -> str | None:
+    """Why another user may have changed a file or folder, as a phrase; None if nobody else can.
+
+    It must belong to the user, and neither its group nor others may write to it. The folders above
+    it may be root's as well; others may write to one only if it has the sticky bit, as /tmp does,
+    which keeps them from replacing what is not theirs.
+    """
+    user, target = os.getuid(), Path(os.path.realpath(path))
+    for one in (path.absolute(), *path.absolute().parents, target, *target.parents):
+        try:
+            found = os.lstat(one)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        itself = one == target
+        if found.st_uid != user and (itself or found.st_uid != 0):
+            return f"{one} belongs to user {found.st_uid}, not to you ({user})"
+        if stat.S_ISLNK(found.st_mode):  # its own mode means nothing
+            continue
+        if itself and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"other users can write to {one}"
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return f"other users can write to {one}"
+    return None
 
 
 def _fingerprint(command: list[str], bits: int) -> str:
@@ -123,6 +163,8 @@ def _processor() -> str:
 def _found(command: list[str], bits: int, folder: Path) -> Path | None:
     """An existing library, if its digest is right: loading a damaged file would end the process."""
     for path in folder.glob(f"kernels-{_fingerprint(command, bits)}-*.so"):
+        if path.is_symlink() or not_private(path) is not None:
+            continue
         if path.stem.rpartition("-")[2] == _digest(path.read_bytes()):
             return path
         with contextlib.suppress(OSError):
@@ -133,14 +175,15 @@ def _found(command: list[str], bits: int, folder: Path) -> Path | None:
 def _built(command: list[str], bits: int, folder: Path) -> Path:
     """Compiles into a temporary file and renames it: other processes may build at the same time."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not_private(folder) is not None:  # another user made it meanwhile
+            raise PermissionError(folder)
         for old in folder.glob("building-*"):  # of a process that ended while it built
             if time.time() - old.stat().st_mtime > 10 * _SECONDS:
                 old.unlink(missing_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     except OSError:  # the folder cannot be written: build for this process only
-        folder = Path(tempfile.mkdtemp(prefix="agalite-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = _temporary_folder()
         handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
     os.close(handle)
     try:
@@ -152,6 +195,13 @@ def _built(command: list[str], bits: int, folder: Path) -> Path:
     finally:
         Path(name).unlink(missing_ok=True)
     return path
+
+
+def _temporary_folder() -> Path:
+    """A folder that only the user can enter, until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="agalite-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _compile(command: list[str], bits: int, name: str) -> None:

@@ -386,9 +386,8 @@ def _listops(guard: Guard) -> Make:
     from agalite.supervised import listops
 
     path = guard.folder / "rows.tsv"
-    listops.write_tsv(
-        path, listops.generate(20, seed=0, grammar=listops.Grammar(min_length=3, max_length=60))
-    )
+    grammar = listops.Grammar(longer_than=3, shorter_than=60, max_depth=4, max_arguments=4)
+    listops.write_tsv(path, listops.generate(20, seed=0, grammar=grammar))
     good = path.read_bytes()
 
     def make(rng: random.Random) -> _Case:
@@ -482,6 +481,7 @@ def run(record: Record, cases: int) -> None:
     with workspace() as work, progress_bar() as progress:
         cache = jax.config.values["jax_compilation_cache_dir"]
         guard = Guard(work)
+        _warm_up(work)
         task = progress.add_task("input", total=cases)
         for kind, (share, setup) in KINDS.items():
             progress.update(task, description=f"input: {kind}")
@@ -518,6 +518,14 @@ def run(record: Record, cases: int) -> None:
             "stack traces, hangs, wrong exit codes, wrong contents, files outside", problems, "=", 0
         ),
     ]
+
+
+def _warm_up(work: Path) -> None:
+    """Draws a curve: Matplotlib writes a list of fonts into the user's cache when first used."""
+    from agalite.training import plots
+
+    run = _small_run(work / "warm-up")
+    plots.curve([run], work / "curve.png", metric="losses/entropy")
 
 
 def _small_run(folder: Path) -> Path:

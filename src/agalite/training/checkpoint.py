@@ -124,15 +124,15 @@ class Checkpoints:
         while found := [x for x in self._list(step) if x.folder not in damaged]:
             newest = found[-1]
             try:
-                leaves, arrays = self._read(newest)
+                leaves = self._read_leaves(newest)
+                # First: arrays of other shapes may be larger than memory.
+                if mismatch := _mismatch(like, leaves):
+                    raise ValueError(f"{newest.folder} does not fit: {mismatch}")
+                return newest.step, _unflatten(like, leaves, self._read_arrays(newest, leaves))
             except _Damaged as error:
                 damaged[newest.folder] = str(error)
                 if newest.folder.exists():
                     warnings.warn(f"{newest.folder} is skipped: {error}", stacklevel=2)
-                continue
-            if mismatch := _mismatch(like, leaves):
-                raise ValueError(f"{newest.folder} does not fit: {mismatch}")
-            return newest.step, _unflatten(like, leaves, arrays)
         if step is not None:
             steps = ", ".join(map(str, self.steps())) or "none"
             why = "; ".join(damaged.values()) or "there is none"
@@ -154,7 +154,8 @@ class Checkpoints:
         """
         for saved in reversed(self._list()):
             with contextlib.suppress(_Damaged):
-                leaves, arrays = self._read(saved)
+                leaves = self._read_leaves(saved)
+                arrays = self._read_arrays(saved, leaves)
                 return saved.step, {
                     leaf.path: arrays[leaf.name]
                     if leaf.stored
@@ -237,33 +238,59 @@ class Checkpoints:
             manifest = json.loads((saved.folder / "manifest.json").read_bytes())
             digest = manifest.pop("sha256")
             intact = digest == manifest_digest(manifest)
-        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        except (
+            *(OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError),
+        ) as error:
             raise _Damaged(f"its manifest cannot be read ({error})") from error
         if not intact:
             raise _Damaged("its manifest has been changed")
+        if not _is_integer(manifest.get("format")):
+            raise _Damaged("its manifest has no format")
         if manifest["format"] > FORMAT:
             raise ValueError(
                 f"{saved.folder} was written by a newer version of agalite (checkpoint format "
                 f"{manifest['format']}; this version reads up to {FORMAT})"
             )
+        # Anybody can compute a SHA-256: that of a manifest finds damage, not bad intentions.
+        if wrong := _wrong_entry(manifest):
+            raise _Damaged(f"its manifest has {wrong}")
         return manifest
 
-    def _read(self, saved: _Saved) -> tuple[list["_Leaf"], dict[str, np.ndarray]]:
+    def _read_leaves(self, saved: _Saved) -> list["_Leaf"]:
+        """The descriptions of the leaves, after all files were compared with their SHA-256."""
         manifest = self._manifest(saved)
         for name, digest in manifest["files"].items():
+            path = saved.folder / name
             try:
-                intact = _file_digest(saved.folder / name) == digest
+                # Files of the checkpoint only: reading a device or a pipe may never end.
+                whole = path.resolve().is_relative_to(saved.folder.resolve())
+                if not whole or (path.exists() and not path.is_file()):
+                    raise _Damaged(f"{name!r} is no file in it")
+                intact = _file_digest(path) == digest
             except OSError as error:
                 raise _Damaged(f"{name} cannot be read ({error.strerror})") from error
+            except ValueError as error:  # a name that no file can have
+                raise _Damaged(f"{name!r} is no file in it ({error})") from error
             if not intact:
                 raise _Damaged(f"{name} is not what was written")
-        leaves = [_Leaf(**leaf) for leaf in manifest["leaves"]]
-        if not any(leaf.stored for leaf in leaves):
-            return leaves, {}
+        return [_Leaf(**leaf) for leaf in manifest["leaves"]]
+
+    def _read_arrays(self, saved: _Saved, leaves: list["_Leaf"]) -> dict[str, np.ndarray]:
+        stored = [leaf for leaf in leaves if leaf.stored]
+        if not stored:
+            return {}
         try:
-            return leaves, _orbax().restore((saved.folder / "arrays").absolute())
-        except (OSError, ValueError, KeyError) as error:
+            arrays = _orbax().restore((saved.folder / "arrays").absolute())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Damaged(f"Orbax cannot read it ({error})") from error
+        for leaf in stored:
+            found = arrays.get(leaf.name)
+            # The last axis of a key's data depends on its generator.
+            shape = None if found is None else list(found.shape)[: len(leaf.shape)]
+            plain = leaf.kind == "key" or str(getattr(found, "dtype", "")) == leaf.dtype
+            if shape != leaf.shape or not plain:
+                raise _Damaged(f"its array {leaf.name} is not as its manifest says")
+        return arrays
 
     def _prune(self, newest: _Saved) -> None:
         """Delete all but the last, the best, and the newest revision of each."""
@@ -307,6 +334,50 @@ class _Leaf(NamedTuple):
     def name(self) -> str:
         """The name of its array."""
         return f"state{self.path}"
+
+
+_KINDS = ("array", "key", "int", "float", "bool")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong_entry(manifest: dict[str, Any]) -> str | None:
+    """What a manifest has that `save` does not write, as a phrase."""
+    metric, found = manifest.get("metric"), manifest.get("files")
+    if not (metric is None or (isinstance(metric, int | float) and math.isfinite(metric))):
+        return f"the metric {metric!r}"
+    if "metric" not in manifest or not isinstance(manifest.get("leaves"), list):
+        return "no metric or no leaves"
+    if not isinstance(found, dict) or not all(isinstance(x, str) for x in found.values()):
+        return "no list of files"
+    for leaf in manifest["leaves"]:
+        if not isinstance(leaf, dict) or leaf.keys() != set(_Leaf._fields):
+            return "a leaf with other entries"
+        kind, shape, value = leaf["kind"], leaf["shape"], leaf["value"]
+        fine = isinstance(leaf["path"], str) and isinstance(leaf["dtype"], str) and kind in _KINDS
+        fine &= isinstance(shape, list) and all(_is_integer(n) and n >= 0 for n in shape)
+        match kind:
+            case "int":
+                fine &= _is_integer(value)
+            case "bool":
+                fine &= isinstance(value, bool)
+            case "float":
+                fine &= isinstance(value, str) and _is_hexadecimal(value)
+            case "key":
+                fine &= isinstance(value, str)
+        if not fine:
+            return f"the leaf {str(leaf)[:100]}"
+    return None
+
+
+def _is_hexadecimal(text: str) -> bool:
+    try:
+        float.fromhex(text)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _flatten(tree: Any) -> tuple[list[_Leaf], dict[str, np.ndarray]]:

@@ -277,7 +277,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} is not a run: it has no config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     number = config.get("format") if isinstance(config, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):

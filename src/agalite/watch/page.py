@@ -147,8 +147,9 @@ def make_page(record: dict[str, Any]) -> str:
     """The HTML of the page, with styles, script and record inside it."""
     folder = resources.files("agalite.watch")
     text = {name: (folder / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
-    # "</script>" inside the record would end the script element.
-    data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    # "</script>" or "<!--" in a string of the record would end the script element or comment out
+    # its end. In JSON a "<" occurs in strings only.
+    data = json.dumps(record, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     html = text["html"]
     for name, content in (("CSS", text["css"]), ("JS", text["js"]), ("DATA", data)):
         html = html.replace(f"<!--{name}-->", content)
