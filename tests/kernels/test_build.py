@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -202,3 +203,74 @@ def test_narrower_vectors_compute_the_same(processor, tmp_path):
         print("same")
     """
     assert python(code, XDG_CACHE_HOME=str(tmp_path)) == "same"
+
+
+# Whose library it is
+
+
+def other_user(path):
+    os.chown(path, 12345, -1, follow_symlinks=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda folder, _: folder.chmod(0o770), "other users can write to .*/cache"),
+        (lambda folder, _: folder.chmod(0o707), "other users can write to .*/cache"),
+        (lambda folder, _: folder.parent.chmod(0o777), "other users can write to .*/above"),
+        pytest.param(
+            lambda folder, _: other_user(folder),
+            "cache belongs to user 12345, not to you",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away"),
+        ),
+    ],
+)
+def test_a_folder_that_others_can_change_is_not_used(change, why, library, copied, tmp_path):
+    folder = tmp_path / "above" / "cache"
+    folder.mkdir(parents=True)
+    path = folder / library.name
+    shutil.copy(library, path)
+    build.load(folder=folder)
+    assert not copied  # it is taken from there
+    change(folder, path)
+    with pytest.warns(UserWarning, match=f"for this process only: .*{why}"):
+        build.load(folder=folder)
+    assert len(copied) == 1
+    assert [x.name for x in folder.iterdir()] == [library.name]  # built elsewhere
+
+
+@pytest.mark.parametrize("how", ["group", "others", "link", "user"])
+def test_a_file_that_others_can_change_is_not_loaded(how, library, copied, tmp_path):
+    if how == "user" and os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere.so"
+    folder.mkdir()
+    path = folder / library.name
+    shutil.copy(library, path)
+    match how:
+        case "group":
+            path.chmod(0o664)
+        case "others":
+            path.chmod(0o646)
+        case "link":
+            shutil.move(path, elsewhere)
+            path.symlink_to(elsewhere)
+        case "user":
+            other_user(path)
+    assert build._found(build.compilers()[0], 32, folder) is None
+    build.load(folder=folder)
+    assert len(copied) == 1
+
+
+def test_a_temporary_library_can_be_entered_by_nobody_else():
+    assert build._temporary_folder().stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("value", ["cache", "./cache", "", "../x"])
+def test_a_relative_cache_folder_is_ignored(value, tmp_path, monkeypatch):
+    """What is loaded must not depend on the working directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    monkeypatch.chdir(tmp_path)
+    assert build.cache_folder() == Path.home() / ".cache/agalite/native"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_folder() == tmp_path / "agalite/native"

@@ -29,6 +29,7 @@ from agalite.bench.timing import progress_bar
 from agalite.soak import diary
 from agalite.soak.campaign import Figure, Record, descendants, is_alive
 from agalite.training.asynchronous import train as asynchronous
+from agalite.training.asynchronous.learner import Network
 from agalite.training.asynchronous.queue import ActorStats, Trajectory
 from agalite.training.config import HostConfig
 from agalite.training.run import Run
@@ -89,8 +90,10 @@ class Watched:
         """When to end; set when the first batch has come."""
         self._last: dict[float, np.ndarray] = {}
 
-    def start(self, *arguments: Any) -> None:
-        self._actors.start(*arguments)
+    def start(
+        self, network: Network, version: int, weights: Any, log: Callable[[str], None]
+    ) -> None:
+        self._actors.start(network, version, weights, log)
 
     def take(self, count: int, timeout: float) -> list[Trajectory] | None:
         if self.deadline is not None and time.monotonic() > self.deadline:

@@ -146,8 +146,8 @@ def run(record: Record, rounds: int) -> None:
         rng = random.Random(record.seed)
         for name in CASES if count else ():
             good = 0
-            for number in range(rounds):
-                row = _case(name, work / f"disk-{number}", cache, reference, rng)
+            for _ in range(rounds):
+                row = _case(name, work / f"disk-{len(record.rows)}", cache, reference, rng)
                 record.rows.append(row)
                 good += not row["problems"]
                 for what in row["problems"]:

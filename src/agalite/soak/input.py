@@ -39,6 +39,7 @@ from agalite.soak.mutate import mutate_bytes, mutate_json, mutate_rows, mutate_w
 from agalite.training.checkpoint import Checkpoints
 
 _SECONDS = 30.0  # for one case
+_BUILT = 0.2  # of the configurations: with them the trainer is made
 _SMALL = (
     "tmaze --algorithm a2c --corridor 3 --num-envs 2 --num-steps 4 --hidden-size 8 --memory gru "
     "--model.d-model 8 --model.hidden-size 8 --log-every 8 --checkpoint-every 8 --steps 32"
@@ -207,14 +208,21 @@ def _not_started() -> Iterator[None]:
     for group in ("bench", "soak"):
         for _, command in cli.all_commands(cli.COMMANDS[group], [group]):
             replaced.append((command, "run", accept))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, new in replaced:
-        setattr(owner, name, new)
+    with contextlib.ExitStack() as stack:
+        for entry in replaced:
+            stack.enter_context(_replaced(*entry))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Another attribute for a while."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
     try:
         yield
     finally:
-        for owner, name, old in before:
-            setattr(owner, name, old)
+        setattr(owner, name, old)
 
 
 # --- the kinds of cases ---------------------------------------------------------------------------
@@ -258,7 +266,7 @@ def _configs(guard: Guard) -> Make:
 
     good = _small_run(guard.folder / "config-good")
     text = (good / "config.json").read_bytes()
-    folder = guard.folder / "config"
+    folder, trainer_class = guard.folder / "config", train.Trainer
     shutil.copytree(good, folder)
 
     def make(rng: random.Random) -> _Case:
@@ -273,20 +281,28 @@ def _configs(guard: Guard) -> Make:
             )
         )
 
+        # Some with the environment and the shapes of the network, which takes a second.
+        builds = rng.random() < _BUILT
+
         def accept(*_: Any, **__: Any) -> Any:
+            raise SystemExit(0)
+
+        def build(config: Any) -> Any:
+            if builds:
+                trainer_class(config)
             raise SystemExit(0)
 
         def run() -> Answer:
             (folder / "config.json").write_bytes(damaged)
-            before = train.Trainer, policy.Trainer, policy.HostTrainer
-            hosts = train.asynchronous.make_actors
-            train.Trainer = policy.Trainer = policy.HostTrainer = accept  # pyright: ignore
-            train.asynchronous.make_actors = accept
-            try:
+            with contextlib.ExitStack() as stack:
+                for owner, name, new in (
+                    (train, "Trainer", build),
+                    (policy, "Trainer", build),
+                    (policy, "HostTrainer", accept),
+                    (train.asynchronous, "make_actors", accept),
+                ):
+                    stack.enter_context(_replaced(owner, name, new))
                 return guard.cli(words)
-            finally:
-                train.Trainer, policy.Trainer, policy.HostTrainer = before  # pyright: ignore
-                train.asynchronous.make_actors = hosts
 
         return _Case(f"{words[0]} with config.json {_short(damaged)}", run)
 
@@ -319,7 +335,8 @@ def _checkpoints(guard: Guard) -> Make:
 
             def read() -> str | None:
                 checkpoints = Checkpoints(folder)
-                checkpoints.best(), checkpoints.latest()
+                for question in (checkpoints.best, checkpoints.latest, checkpoints.steps):
+                    question()
                 step, state = checkpoints.restore(_state(0))
                 # A forged manifest may say another step; the arrays have their own checksums.
                 if _bits(state) not in originals and not forged:

@@ -12,7 +12,7 @@ _WORDS = (
     *("true", "False", "[]", "{}", "()", "'", '"', "`id`", "$(id)", ";id", "|id", "%s%n", "{0}"),
     *("../../x", "/", "/dev/null/x", "/proc/self/mem", "~", "~nobody/x", ".", "..", "con", "a=b"),
     *("\n", "\t", "\x00", "\x1b[31m", "\u202e", "\ud83d\ude00", "\udcff", "\ufeff", "x" * 5000),
-    *("--help", "-h", "--version", "--debug", "--out", "--model.", "--model.x", "--=", "gym:"),
+    *("--help", "-h", "--version", "--out", "--model.", "--model.x", "--=", "gym:"),
     *("gym:x:y-v0", "gym:../x", "tmaze", "runs/NAME", "--seed=-1", "--seeds=0", "--steps=1e3"),
 )
 _VALUES: tuple[Any, ...] = (

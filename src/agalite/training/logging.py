@@ -175,7 +175,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     for name, column in zip(names, columns, strict=True):
         try:
             out[name] = np.array(column, np.int64 if name in _KEYS else np.float64)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}, column {name}: {error}") from error
     return out
 
