@@ -320,6 +320,7 @@ def test_direction_of_dependence():
         allowed[name].remove("envs")
     allowed |= {name: {*order, "envs", name} for name in last}
     allowed["envs"] = {"envs"}
+    allowed["soak"] = {*allowed, "soak"}  # it disturbs all of them
     for name, fine in allowed.items():
         for path in (PACKAGE / name).rglob("*.py"):
             found = set(re.findall(r"^\s*from agalite\.(\w+)", path.read_text(), re.MULTILINE))

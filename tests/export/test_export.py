@@ -355,3 +355,17 @@ def test_maze_of_the_example_equals_tmaze():
             if over:
                 break
         assert over
+
+
+@pytest.mark.parametrize("kind", ["onnx", "stablehlo"])
+def test_a_damaged_file_is_found(kind, tmp_path):
+    path = tmp_path / "policy"
+    export_model(make(), (VECTOR, Discrete(4)), **{kind: path})
+    module = onnx_file if kind == "onnx" else stablehlo
+    module.open_file(path)
+    data = path.read_bytes()
+    for at in (0, 40, len(data) // 3, len(data) // 2, len(data) - 30):
+        for damaged in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="is damaged"):
+                module.open_file(path)

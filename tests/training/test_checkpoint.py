@@ -266,6 +266,59 @@ def test_a_manifest_that_was_edited_is_found(checkpoints):
     assert checkpoints.steps() == [1]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].update({"/dev/zero": "0"}), r"'/dev/zero' is no file in it"),
+        (lambda m: m["files"].update({"../../x": "0"}), r"'../../x' is no file in it"),
+        (lambda m: m["files"].update({"": "0"}), r"'' is no file in it"),
+        (lambda m: m["files"].update({"a\0b": "0"}), r"is no file in it"),
+        (lambda m: m["files"].update({"arrays/d": 5}), "no list of files"),
+        (lambda m: m.pop("metric"), "no metric or no leaves"),
+        (lambda m: m.update(metric="much"), "the metric 'much'"),
+        (lambda m: m.update(leaves=[3]), "a leaf with other entries"),
+        (lambda m: m["leaves"][0].pop("dtype"), "a leaf with other entries"),
+        (lambda m: m["leaves"][0].update(shape=[-1]), "the leaf"),
+        (lambda m: m.update(format=None), "no format"),
+    ],
+)
+def test_a_forged_manifest_is_refused(checkpoints, change, message):
+    """With a SHA-256 that is right: nothing but files of the checkpoint is read."""
+    checkpoints.save(1, small(1))
+    path = folder(checkpoints, 1) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop("sha256")
+    change(manifest)
+    path.write_text(json.dumps({**manifest, "sha256": checkpoint.manifest_digest(manifest)}))
+    passed = pytest.warns(UserWarning, match="is skipped")
+    with passed, pytest.raises(ValueError, match=message):
+        checkpoints.restore(small(0))
+
+
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(checkpoints):
+    checkpoints.save(1, small(1))
+    path = folder(checkpoints, 1) / "arrays/manifest.ocdbt"
+    path.unlink()
+    os.mkfifo(path)
+    passed = pytest.warns(UserWarning, match="is skipped")
+    with passed, pytest.raises(ValueError, match=r"manifest.ocdbt' is no file in it"):
+        checkpoints.restore(small(0))
+
+
+def test_leaves_are_those_of_the_newest_undamaged(checkpoints):
+    checkpoints.save(1, small(1))
+    checkpoints.save(2, small(2))
+    step, leaves = checkpoints.leaves()
+    assert step == 2
+    np.testing.assert_array_equal(leaves["['x']"], small(2)["x"])
+    assert leaves["['n']"] == "2"
+    folder(checkpoints, 2).joinpath("manifest.json").write_text("{}")
+    assert checkpoints.leaves()[0] == 1
+    folder(checkpoints, 1).joinpath("manifest.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no undamaged checkpoint"):
+        checkpoints.leaves()
+
+
 def test_after_damage_training_goes_on_and_the_damaged_are_replaced(checkpoints):
     for step in (1, 2):
         checkpoints.save(step, small(step))

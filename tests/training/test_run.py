@@ -100,6 +100,15 @@ def test_a_config_that_is_none_of_ours(tmp_path, text, message):
         Run.open(tmp_path)
 
 
+def test_endless_nesting_and_endless_numbers_are_errors_of_the_file(tmp_path, run):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config.json cannot be read: .*recursion"):
+        Run.open(tmp_path)
+    run.metrics_path.write_text(f"step,seed,x\n{10**30},0,1.0\n")
+    with pytest.raises(ValueError, match=r"metrics.csv, column step: .*too large"):
+        read_metrics(run.folder)
+
+
 def test_no_run_at_all(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         Run.open(tmp_path)

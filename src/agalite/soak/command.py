@@ -63,8 +63,8 @@ class Kills(_Part):
     def work(self, record: Any) -> None:
         from agalite.soak import kills
 
+        _check_sizes(0, **record.options)
         sizes = kills.Sizes(self.runs, self.classifiers, self.studies, self.power_cuts)
-        _check_sizes(0, **asdict(sizes))
         kills.run(record, sizes)
 
 
