@@ -400,6 +400,42 @@ def test_no_space_is_a_clear_error_and_leaves_nothing(checkpoints, monkeypatch):
     assert names(checkpoints) == ["step_000000000001"]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a disk")
+def test_a_disk_that_fills_up_inside_orbax_prints_no_stack_trace(tmp_path):
+    code = """if True:
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from agalite.soak import disk
+        from agalite.training import checkpoint
+        folder = Path(sys.argv[1])
+        if why := disk.why_not(folder):
+            print(why)
+            sys.exit(77)
+        disk._SIZE, checkpoint._RETRY_DELAY = 3_000_000, 0.0
+        checkpoint._require_space = lambda *_: None  # it was free a moment ago
+        rng = np.random.default_rng(0)
+        state = {f"x{i}": rng.normal(size=(300, 100)) for i in range(8)}
+        with disk.disk(folder / "disk") as small:
+            checkpoints = checkpoint.Checkpoints(small / "checkpoints")
+            checkpoints.save(1, state)
+            try:
+                checkpoints.save(2, state)
+            except OSError as error:
+                print(error)
+            assert checkpoints.restore(state)[0] == 1
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    if done.returncode == 77:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert "step 2 could not be written" in done.stdout
+    assert "no space is left on the disk" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_inside_orbax_is_a_clear_error_and_leaves_nothing(checkpoints):
     checkpoints.save(1, small(1))

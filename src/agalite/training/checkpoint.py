@@ -20,10 +20,13 @@ import errno
 import functools
 import hashlib
 import json
+import logging
 import math
 import re
 import secrets
 import shutil
+import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -231,7 +234,9 @@ class Checkpoints:
         except OSError as why:
             free = str(why)
         what = f"the checkpoint of step {step} could not be written to {self._folder}"
-        return f"{what}: {error} ({free})"
+        # TensorStore's message names files inside the checkpoint, on a line of a thousand letters.
+        full = "No space left on device" in str(error)
+        return f"{what}: {'no space is left on the disk' if full else error} ({free})"
 
     def _manifest(self, saved: _Saved) -> dict[str, Any]:
         try:
@@ -490,11 +495,31 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
+def _silence_orbax() -> None:
+    """Keeps Orbax from printing stack traces of an error that it also raises.
+
+    When a write fails, every thread of Orbax logs it, and chunks that fail later find their event
+    loop closed, which TensorStore prints by `sys.excepthook`.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        late = kind is RuntimeError and str(error) == "Event loop is closed"
+        if not late or threading.current_thread() is threading.main_thread():
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+    logging.getLogger("absl").addFilter(
+        lambda record: "_SignalingThread.run() raised" not in str(record.msg)
+    )
+
+
 @functools.cache
 def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError as error:
         raise ValueError('checkpoints need Orbax: pip install "agalite[train]"') from error
+    _silence_orbax()
     # Orbax's handler for pytrees stores arrays and JSON; it neither writes nor reads pickles.
     return orbax.checkpoint.Checkpointer(orbax.checkpoint.PyTreeCheckpointHandler())
