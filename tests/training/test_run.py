@@ -109,6 +109,16 @@ def test_endless_nesting_and_endless_numbers_are_errors_of_the_file(tmp_path, ru
         read_metrics(run.folder)
 
 
+def test_what_a_killed_write_left_is_removed_when_the_run_goes_on(run):
+    run.close()
+    left = run.folder / ".summary.json.x1y2.tmp"
+    left.touch()
+    Run.open(run.folder)
+    assert left.exists()  # another process may be writing it
+    with Run.open(run.folder, write=True):
+        assert not left.exists()
+
+
 def test_no_run_at_all(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         Run.open(tmp_path)
@@ -342,3 +352,11 @@ def test_kill_at_any_moment_leaves_metrics_that_can_be_read(tmp_path):
     np.testing.assert_array_equal(table["x"], table["step"] + table["seed"] / 4)
     told = int(printed[-2])  # what came after the last line end was cut short
     assert (table["step"] <= told).sum() == 3 * told
+
+
+@pytest.mark.parametrize("env", [None, 3, {"x": 1}, ["tmaze"]])
+def test_an_environment_that_is_no_name_is_an_error_of_the_config(env):
+    from agalite.training.config import config_from_dict
+
+    with pytest.raises(ValueError, match=r"env=.* must be the name of an environment"):
+        config_from_dict({"env": env})

@@ -180,6 +180,8 @@ def make(name: str, **options: Any) -> "JaxEnvironment[Any, Any] | GymnasiumVect
 
 def on_host(name: str) -> bool:
     """Whether the environment runs outside of JAX, so that `make` gives a `GymnasiumVector`."""
+    if not isinstance(name, str):  # from the config.json of a run
+        raise ValueError(f"env={name!r} must be the name of an environment")
     if name.startswith(GYMNASIUM):
         return True
     return name in ENVIRONMENTS and ENVIRONMENTS[name].on_host

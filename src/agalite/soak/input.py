@@ -304,7 +304,7 @@ def _configs(guard: Guard) -> Make:
                     stack.enter_context(_replaced(owner, name, new))
                 return guard.cli(words)
 
-        return _Case(f"{words[0]} with config.json {_short(damaged)}", run)
+        return _Case(f"{words[0]} with config.json {_changes(text, damaged)}", run)
 
     return make
 
@@ -581,6 +581,16 @@ def _shapes(state: Any) -> list[tuple[Any, str]]:
         (getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf).__name__)))
         for leaf in jax.tree.leaves(state)
     ]
+
+
+def _changes(before: bytes, after: bytes) -> str:
+    """What differs between two JSON objects at the top."""
+    try:
+        a, b = json.loads(before), json.loads(after)
+        names = [x for x in {**a, **b} if repr(a.get(x)) != repr(b.get(x))]
+        return ", ".join(f"{x}={b.get(x)!r:.200}" for x in names) or "unchanged"
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return _short(after)
 
 
 def _short(data: bytes) -> str:

@@ -424,5 +424,5 @@ class HostConfig(Config, HostSettings):
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig | HostConfig:
     """The configuration of which `to_dict` made `values`."""
-    host = registry.on_host(str(values.get("env")))
+    host = registry.on_host(values.get("env", ""))
     return (HostConfig if host else TrainConfig).from_dict(values)

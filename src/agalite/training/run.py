@@ -114,6 +114,9 @@ class Run:
         except BaseException:
             lock.release()
             raise
+        # What a process that was killed in `files.write` left; with the lock no other is writing.
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
         return cls(folder, config, lock)
 
     @property
