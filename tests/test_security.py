@@ -156,18 +156,21 @@ def test_a_cluster_that_is_started_here_needs_its_token():
         from agalite.training.asynchronous.ray import connect
         assert connect(ray, "auto")
         address = ray.get_runtime_context().gcs_address
-        stranger = (
+        visitor = (
             "import ray, sys; "
             "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False); "
             "print('inside')"
         )
-        for mode in ("disabled", "token"):
-            others = {**os.environ, "RAY_AUTH_MODE": mode, "HOME": os.environ["OTHER_HOME"]}
-            done = subprocess.run(
-                [sys.executable, "-c", stranger, address],
-                env=others, capture_output=True, text=True, timeout=100,
-            )
-            print(mode, done.returncode, "inside" in done.stdout)
+        for home, mode in ((os.environ["HOME"], "token"), (os.environ["OTHER_HOME"], "disabled")):
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-c", visitor, address],
+                    env={**os.environ, "RAY_AUTH_MODE": mode, "HOME": home},
+                    capture_output=True, text=True, timeout=60 if mode == "token" else 20,
+                )
+                print(mode, "inside" in done.stdout)
+            except subprocess.TimeoutExpired:  # Ray tries again and again
+                print(mode, False)
         ray.shutdown()
     """
     with tempfile.TemporaryDirectory(prefix="r") as short:  # Ray's sockets need a short path
@@ -178,7 +181,6 @@ def test_a_cluster_that_is_started_here_needs_its_token():
             "HOME": str(home),
             "OTHER_HOME": str(other),
             "RAY_TMPDIR": short,
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
         }
         kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         done = subprocess.run(
@@ -189,8 +191,4 @@ def test_a_cluster_that_is_started_here_needs_its_token():
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if "inside" not in line]
-    assert [line[0] for line in lines] == ["disabled", "token"]
-    for _, code_, inside in lines:
-        assert code_ != "0"
-        assert inside == "False"
+    assert done.stdout.splitlines()[-2:] == ["token True", "disabled False"]

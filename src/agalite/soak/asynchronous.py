@@ -50,7 +50,7 @@ class TimeIsUp(Exception):
 def make_config(folder: Path, seed: int, timeout: float = _TIMEOUT) -> HostConfig:
     """A small agent with four environments, each in a process, of two actors."""
     return HostConfig(
-        env="gym:agalite.soak.diary:Diary-v0",
+        env="gym:agalite.soak.diary:SoakDiary-v0",
         env_options={"folder": str(folder)},
         memory="agalite",
         memory_options={

@@ -1,6 +1,6 @@
 """An environment whose observations tell what happened, for `agalite soak asynchronous`.
 
-Its processes import this file alone. `gym:agalite.soak.diary:Diary-v0` is its name for `agalite
+Its processes import this file alone. `gym:agalite.soak.diary:SoakDiary-v0` is its name for `agalite
 train`. With a folder, each process adds a file there named by its process id, so that it can be
 found and disturbed, and returns NaN once after SIGUSR2.
 """
@@ -109,5 +109,5 @@ def follows(before: np.ndarray, after: np.ndarray, begins: bool) -> bool:
     return bool(next_episode == episode and next_time == time + 1)
 
 
-if "Diary-v0" not in gym.registry:
-    gym.register("Diary-v0", "agalite.soak.diary:Diary")
+if "SoakDiary-v0" not in gym.registry:
+    gym.register("SoakDiary-v0", "agalite.soak.diary:Diary")

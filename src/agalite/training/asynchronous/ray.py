@@ -321,8 +321,6 @@ def connect(ray: Any, address: str) -> bool:
         # By default Ray gives its workers a low priority; the learner, which waits for them, would
         # take the cores from them.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        # Ray listens on all of the machine's addresses: only who has the token may connect.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
         ray.init(include_dashboard=False, **quiet)
     else:
         where = ray.get_runtime_context().gcs_address if address == "auto" else address
