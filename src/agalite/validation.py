@@ -5,6 +5,7 @@ message names the argument, the value it has and what is allowed. Checks read sh
 values, never traced numbers: they run once, while JAX traces, and cost nothing in compiled code.
 """
 
+import difflib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,11 @@ def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     if value not in names:
         separator = "; " if any("," in n for n in names) else ", "
-        raise ValueError(f"{name}={value!r} is unknown; choose one of: {separator.join(names)}")
+        close = difflib.get_close_matches(str(value).lower(), names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(
+            f"{name}={value!r} is unknown; choose one of: {separator.join(names)}{hint}"
+        )
 
 
 def check_boolean(name: str, value: object) -> None:

@@ -63,8 +63,15 @@ def test_an_id_that_its_package_registers(tmp_path, monkeypatch):
     message = r"'broken_package' of .* cannot be imported \(ZeroDivisionError: division by zero\)"
     with pytest.raises(ValueError, match=message):
         make(with_import("gym:Shy-v0", "broken_package"))
+    (tmp_path / "needy_package.py").write_text("import no_such_module")
+    with pytest.raises(ValueError, match=r"it needs the module 'no_such_module': install that"):
+        make(with_import("gym:Shy-v0", "needy_package"))
     with make(with_import("gym:Shy-v0", "shy_package")) as vector:
         assert vector.reset().shape == (1, 4)
+    with pytest.raises(
+        ValueError, match=r"NoEnv-v0'; gymnasium.pprint_registry\(\) lists all that"
+    ):
+        make("gym:NoEnv-v0")
     with pytest.raises(ValueError, match=r"close to it: Shy-v0"):
         make("gym:shy_package:Shi-v0")
 

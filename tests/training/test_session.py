@@ -1,6 +1,7 @@
 """Sessions of training: stop signals, summaries, warnings, and runs that have ended."""
 
 import os
+import re
 import signal
 import time
 import warnings
@@ -10,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 
+from agalite.agents.a2c import A2C
+from agalite.agents.ppo import PPO
 from agalite.system import Stopped, available_memory
 from agalite.training import session
 from agalite.training.checkpoint import Checkpoints
@@ -109,6 +112,24 @@ def test_observations_that_do_not_fit_into_memory_are_refused(monkeypatch):
     with pytest.raises(ValueError, match=words):
         Trainer(config)
     Trainer(TrainConfig(env="mystery-path-grid", num_envs=128, num_steps=64, seeds=2))
+
+
+def test_a_gradient_step_that_does_not_fit_into_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(session, "available_memory", lambda: 2**30)
+    few = {"d_model": 8, "hidden_size": 8}
+    settings = {"env": "tmaze", "memory": "gru", "memory_options": few, "num_steps": 128}
+    Trainer(TrainConfig(**settings, num_envs=512, agent=PPO(num_minibatches=64)))
+    words = (
+        r"a gradient step on 1,048,576 environment steps keeps (\d+).\d GiB .* 1.0 GiB of memory .*"
+        r"at most ([\d,]+) steps fit: take fewer environments, a smaller num_steps or more minib"
+    )
+    with pytest.raises(ValueError, match=words) as error:
+        Trainer(TrainConfig(**settings, num_envs=2**15, agent=PPO(num_minibatches=4)))
+    gib, fitting = re.search(words, str(error.value)).groups()
+    # What a step keeps does not depend on the number of steps.
+    fitting = int(fitting.replace(",", "")) // 128 * 128
+    assert fitting < 1_048_576 / float(gib)
+    Trainer(TrainConfig(**settings, num_envs=fitting // 128, agent=A2C()))
 
 
 def test_available_memory_is_that_of_this_machine():

@@ -104,7 +104,8 @@ class CommonSettings:
     """Logarithm of the standard deviation of continuous actions at the start; the limits of the
     action space are -1 and 1."""
     bounded_mean: bool = False
-    """Keep the means of continuous actions within the limits of the action space, by a tanh."""
+    """Keep the means of continuous actions within the limits of the action space, by a tanh; other
+    actions have no means, and nothing changes."""
     critic_gain: float = 1.0
     """Gain of the critic's last layer."""
     separate_critic: bool = False

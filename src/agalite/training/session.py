@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,6 +72,33 @@ def check_memory(config: Config, observation_space: Any) -> None:
             f"an update of {config.steps_per_update:,} steps{seeds} holds observations of "
             f"{needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB of memory are available; "
             f"at most {fitting:,} steps fit: take fewer environments or a smaller num_steps"
+        )
+
+
+LARGE_STEP = 2**16
+"""Environment steps in a gradient step from which on its memory is worth counting."""
+
+
+def check_gradient_memory(steps: int, count: Callable[[], int], together: int, advice: str) -> None:
+    """Refuses a gradient step whose backward pass does not fit into memory, before compiling it.
+
+    **Arguments:**
+
+    - `steps`: environment steps in it; below `LARGE_STEP` nothing is checked.
+    - `count`: the bytes that its forward pass keeps for the backward pass.
+    - `together`: seeds that learn at the same time.
+    - `advice`: what makes it smaller.
+    """
+    available = available_memory()
+    if steps < LARGE_STEP or available is None or jax.default_backend() != "cpu":
+        return
+    needed = together * count()
+    if needed > available:
+        seeds = f" of each of {together} seeds" if together > 1 else ""
+        raise ValueError(
+            f"a gradient step on {steps:,} environment steps{seeds} keeps {needed / 2**30:.1f} GiB "
+            f"for its backward pass, and {available / 2**30:.1f} GiB of memory are available; at "
+            f"most {steps * available // needed:,} steps fit: {advice}"
         )
 
 

@@ -30,6 +30,8 @@ from jaxtyping import Array, Float, Int
 from agalite import kernels
 from agalite.agents import rollout
 from agalite.agents.base import Metrics
+from agalite.agents.ppo import PPO
+from agalite.agents.pqn import PQN
 from agalite.agents.rollout import Episodes, RunnerState
 from agalite.agents.stream import StreamAgent
 from agalite.envs.registry import make
@@ -48,6 +50,7 @@ from agalite.training.session import (
     RETURN,
     SuccessWindow,
     already_finished,
+    check_gradient_memory,
     check_losses,
     check_memory,
     enable_compilation_cache,
@@ -105,6 +108,41 @@ class Trainer:
             )
         self.parameter_count: int = shapes.parameter_count
         _, self._static = partition_shapes(shapes)
+        if not isinstance(agent, StreamAgent):
+            batches = isinstance(agent, (PPO, PQN))
+            parts = agent.num_minibatches if batches else 1
+            check_gradient_memory(
+                config.steps_per_update // parts,
+                lambda: self._kept_for_backward(config.sequences // parts),
+                min(config.num_seeds, jax.local_device_count()),
+                "take fewer environments, a smaller num_steps"
+                + (" or more minibatches (num_minibatches)" if batches else ""),
+            )
+
+    def _kept_for_backward(self, sequences: int) -> int:
+        """Bytes that the network keeps of so many sequences for the backward pass."""
+        length = self.config.sequence_length
+        state = jax.eval_shape(self.init, jnp.uint32(0))
+
+        def shaped(x: Array, *batch: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*batch, *x.shape[1:]), x.dtype)
+
+        obs = jax.tree.map(lambda x: shaped(x, length, sequences), state.runner_state.obs)
+        memory = jax.tree.map(lambda x: shaped(x, sequences), state.runner_state.memory_state)
+
+        def pull_back(weights: Any, memory: Any, obs: Any, resets: Array) -> Any:
+            trained, rest = eqx.partition(weights, eqx.is_inexact_array)
+
+            def outputs(trained: Any) -> Any:
+                model = self.model(eqx.combine(trained, rest))
+                scan = jax.vmap(model.scan, in_axes=(0, 1, 1), out_axes=(0, 1, 1))
+                return jax.tree.leaves(scan(memory, obs, resets)[1:])
+
+            return jax.vjp(outputs, trained)[1]
+
+        resets = jax.ShapeDtypeStruct((length, sequences), bool)
+        kept = jax.eval_shape(pull_back, state.weights, memory, obs, resets)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
 
     def _make_model(self, key: Array) -> ActorCritic:
         c = self.config

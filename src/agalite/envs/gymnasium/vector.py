@@ -354,7 +354,9 @@ def _find(env_id: str) -> EnvSpec:
     except (gym.error.Error, ImportError, ValueError) as error:
         known = {key.lower(): key for key in gym.registry}
         close = [known[key] for key in difflib.get_close_matches(name.lower(), known, n=3)]
-        hint = ", ".join(close) or "gymnasium.pprint_registry() lists all"
+        hint = "gymnasium.pprint_registry() lists all that are known"
+        if close:
+            hint = f"close to it: {', '.join(close)}"
         if package:
             where = f"{package} was imported and does not register it"
         else:
@@ -363,7 +365,7 @@ def _find(env_id: str) -> EnvSpec:
                 "first, and so does the option --import PACKAGE"
             )
         raise ValueError(
-            f"unknown Gymnasium environment {env_id!r}; close to it: {hint}; {where} ({error})"
+            f"unknown Gymnasium environment {env_id!r}; {hint}; {where} ({error})"
         ) from error
 
 
@@ -372,9 +374,12 @@ def _import_package(package: str, env_id: str) -> None:
         importlib.import_module(package)
     except Exception as error:  # an import runs the package's own code, which may raise anything
         what = error if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        fix = "install it, or put the folder it is in on PYTHONPATH: PYTHONPATH=. for this one"
+        lacking = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if lacking and not f"{package}.".startswith(f"{lacking}."):
+            fix = f"it needs the module {lacking!r}: install that"
         raise ValueError(
-            f"the package {package!r} of {env_id!r} cannot be imported ({what}); install it, or "
-            "put the folder it is in on PYTHONPATH: PYTHONPATH=. for this one"
+            f"the package {package!r} of {env_id!r} cannot be imported ({what}); {fix}"
         ) from error
 
 
