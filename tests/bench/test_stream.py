@@ -29,5 +29,6 @@ def test_it_measures_speed_and_memory(tmp_path, monkeypatch, capsys):
     assert all(row["steps_per_core_second"] > 0 for row in results["speeds"])
     assert [part["steps"] for part in results["long"]] == list(range(1000, 10_001, 1000))
     assert all(part["not_finite"] == 0 for part in results["long"])
-    assert np.isfinite([part["weight_norm"] for part in results["long"]]).all()
+    norms = np.array([part["weight_norm"] for part in results["long"]])
+    assert ((norms > 0) & (norms < 1000)).all()  # without the count of observations
     assert "width 8" in capsys.readouterr().out

@@ -8,6 +8,7 @@ is one run of width 64: memory, speed and the size of weights and states must be
 end as at its beginning.
 """
 
+import dataclasses
 import os
 import resource
 import time
@@ -22,6 +23,7 @@ from rich.table import Table
 from agalite.agents.stream import StreamAC, StreamAgent, StreamQ
 from agalite.bench.report import at_least, at_most, show_targets, write_results
 from agalite.bench.timing import progress_bar
+from agalite.networks.actor_critic import ActorCritic
 from agalite.training.config import TrainConfig
 from agalite.training.presets import configure
 from agalite.training.train import Trainer
@@ -158,7 +160,7 @@ def _long_stream(steps: int, progress: Any) -> list[dict[str, float]]:
                 "steps": done,
                 "steps_per_second": updates * _CHUNK / (time.perf_counter() - began),
                 "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                "weight_norm": _norm(state.weights),
+                "weight_norm": _norm(_trained(state.weights)),
                 "state_norm": _norm(carried[0]),
                 "trace_norm": _norm(carried[1]),
                 "not_finite": int(sum((~np.isfinite(w)).sum() for w in weights)),
@@ -172,6 +174,11 @@ def _long_stream(steps: int, progress: Any) -> list[dict[str, float]]:
 
 def _tenths(steps: int) -> list[int]:
     return [steps * part // PARTS for part in range(1, PARTS + 1)]
+
+
+def _trained(weights: ActorCritic) -> ActorCritic:
+    """Without running statistics, whose counts grow with the stream."""
+    return dataclasses.replace(weights, obs_statistics=None, return_statistics=None)
 
 
 def _norm(tree: Any) -> float:
