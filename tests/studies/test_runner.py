@@ -142,10 +142,12 @@ def test_a_signal_stops_processes(tmp_path):
     assert not list(tmp_path.glob("started-4"))  # the third was never started
 
 
-def test_a_deadline_stops_trials_and_raises_nothing(tmp_path):
+def test_a_deadline_stops_trials_and_raises_nothing(tmp_path, monkeypatch):
     trials = expand(measured_study(), "smoke", tmp_path)
-    executor = FakeExecutor(on_wait=lambda: time.sleep(0.2))
-    outcomes = runner.run(trials, executor, quiet=True, deadline=time.monotonic() + 0.1)
+    began = time.monotonic()
+    late = lambda: monkeypatch.setattr(time, "monotonic", lambda: began + 3601)  # noqa: E731
+    executor = FakeExecutor(on_wait=late)
+    outcomes = runner.run(trials, executor, quiet=True, deadline=began + 3600)
     assert executor.calls == ["start 3", "stop", "close"]
     assert [o.state for o in outcomes] == ["finished", "stopped"]
 

@@ -26,11 +26,9 @@ TIME_LIMITS = ("bootstrap", "terminate")
 class RolloutAgent:
     """The settings of an algorithm that learns from rollouts; a subclass adds its own and `_learn`.
 
-    `norm_return` and `epsilon` are what the network needs to know: whether the critic's targets are
-    normalised, and for agents with action values the probability of a random action after training.
+    `epsilon` is, for agents with action values, the probability of a random action after training.
     """
 
-    norm_return: ClassVar[bool] = False
     epsilon: ClassVar[float | None] = None
 
     learning_rate: float = 1e-4
@@ -187,7 +185,7 @@ class Agent(RolloutAgent):
     """Coefficient of the value loss."""
     anneal_ent_coef: bool = False
     """Anneal the entropy coefficient linearly to zero over the run."""
-    norm_return: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    norm_return: bool = False
     """Normalise the critic's targets, and advantages by the same scale, with running statistics."""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ sequences; each is recomputed from the memory state it began with, as in PPO.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ from agalite.networks.heads import Distribution, EpsilonGreedy
 @dataclass(frozen=True)
 class PQN(RolloutAgent):
     """Settings of PQN. The actor's outputs are action values; there is no critic."""
+
+    norm_return: ClassVar[bool] = False
 
     learning_rate: float = 5e-4
     """Learning rate of RAdam."""
