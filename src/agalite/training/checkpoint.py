@@ -26,7 +26,6 @@ import re
 import secrets
 import shutil
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -498,17 +497,16 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 def _silence_orbax() -> None:
     """Keeps Orbax from printing stack traces of an error that it also raises.
 
-    When a write fails, every thread of Orbax logs it, and chunks that fail later find their event
-    loop closed, which TensorStore prints by `sys.excepthook`.
+    When a write fails, every thread of Orbax logs it, and TensorStore reports chunks that fail
+    later, whose event loop is closed by then, to `sys.unraisablehook`.
     """
-    before = sys.excepthook
+    before = sys.unraisablehook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        late = kind is RuntimeError and str(error) == "Event loop is closed"
-        if not late or threading.current_thread() is threading.main_thread():
-            before(kind, error, trace)
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
 
-    sys.excepthook = hook
+    sys.unraisablehook = hook
     logging.getLogger("absl").addFilter(
         lambda record: "_SignalingThread.run() raised" not in str(record.msg)
     )
