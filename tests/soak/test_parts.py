@@ -46,7 +46,7 @@ def test_where_disks_cannot_be_mounted_the_part_says_so(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_environments_fail_and_no_sequence_is_torn():
     record = Record("asynchronous", 1, {})
-    asynchronous.run(record, minutes=0.15, every=2.0, places=("threads",))
+    asynchronous.run(record, minutes=0.3, every=2.0, places=("threads",))
     assert record.holds, record.failures
     (row,) = record.rows
     assert set(row["faults"]) == {"environment killed", "environment stopped", "NaN"}
