@@ -121,8 +121,11 @@ class Speed:
         }
 
 
-def make_trainer(agent: StreamAgent, gradient: str, width: int) -> Trainer:
-    """The trainer of a streaming agent in CartPole, its network as wide as given."""
+def make_trainer(agent: StreamAgent, gradient: str, width: int, steps: int = 10**9) -> Trainer:
+    """The trainer of a streaming agent in CartPole, its network as wide as given.
+
+    The rate of random actions falls over a part of `steps`.
+    """
     options = {"d_model": width, "head_size": width // 2, "ffn_size": width}
     config = configure(
         "tuned",
@@ -133,7 +136,7 @@ def make_trainer(agent: StreamAgent, gradient: str, width: int) -> Trainer:
             "memory_options": options,
             "hidden_size": width,
             "num_steps": _CHUNK,
-            "total_timesteps": 10**9,
+            "total_timesteps": steps,
         },
     )
     assert isinstance(config, TrainConfig)
@@ -142,7 +145,7 @@ def make_trainer(agent: StreamAgent, gradient: str, width: int) -> Trainer:
 
 def _long_stream(steps: int, progress: Any) -> list[dict[str, float]]:
     """A row after a hundredth and after every tenth of a stream, also printed at once."""
-    trainer = make_trainer(StreamQ(), "rtrl", LONG_WIDTH)
+    trainer = make_trainer(StreamQ(), "rtrl", LONG_WIDTH, steps)
     advance = jax.jit(trainer.advance, donate_argnums=0)
     state = jax.jit(trainer.init)(np.uint32(0))
     marks = sorted({m for m in (steps // 100, *_tenths(steps)) if m >= _CHUNK})
