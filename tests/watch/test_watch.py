@@ -293,6 +293,7 @@ SPACES = {
 @pytest.mark.parametrize("name", ["category", *slow("image", "continuous")])
 def test_saliency_of_other_spaces(name):
     observations, actions = SPACES[name]
+    observations.seed(0)
     obs = np.stack([np.asarray(observations.sample()) for _ in range(3)])
     taken = np.zeros((3, *actions.shape), actions.dtype)
     found = saliency(agent("gru", observations, actions), obs, taken, np.zeros(3, np.float32))

@@ -172,9 +172,12 @@ class Guard:
             return
         for path in paths:
             if isinstance(path, str | bytes | os.PathLike):
-                where = os.path.realpath(os.fsdecode(path))
-                if not Path(where).is_relative_to(self.folder) and where != os.devnull:
-                    self._outside.append(where)
+                where = Path(os.path.realpath(os.fsdecode(path)))
+                # What JAX compiles belongs into its cache, whatever the case.
+                cache = jax.config.jax_compilation_cache_dir
+                allowed = [self.folder, *([os.path.realpath(cache)] if cache else [])]
+                if str(where) != os.devnull and not any(map(where.is_relative_to, allowed)):
+                    self._outside.append(str(where))
 
 
 @contextlib.contextmanager
