@@ -27,6 +27,7 @@ def test_a_full_disk_is_a_message_and_nothing_is_lost(tmp_path, monkeypatch):
     if (why := disk.why_not(tmp_path)) is not None:
         pytest.skip(why)
     monkeypatch.setattr(disk, "CASES", {k: disk.CASES[k] for k in list(disk.CASES)[:1]})
+    monkeypatch.setattr(disk, "_FSYNC_DELAY", 0.01)
     record = Record("disk", 1, {})
     disk.run(record, 1)
     assert record.holds, record.failures

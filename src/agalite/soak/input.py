@@ -174,7 +174,7 @@ class Guard:
             if isinstance(path, str | bytes | os.PathLike):
                 where = Path(os.path.realpath(os.fsdecode(path)))
                 # What JAX compiles belongs into its cache, whatever the case.
-                cache = jax.config.jax_compilation_cache_dir
+                cache = jax.config.values["jax_compilation_cache_dir"]
                 allowed = [self.folder, *([os.path.realpath(cache)] if cache else [])]
                 if str(where) != os.devnull and not any(map(where.is_relative_to, allowed)):
                     self._outside.append(str(where))
