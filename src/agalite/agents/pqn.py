@@ -139,9 +139,6 @@ class PQN(RolloutAgent):
         The loss () and metrics.
         """
         policy, best, _ = evaluate_policy(model, batch)
-        values = cast(EpsilonGreedy, policy).values
-        # A mask rather than an index: the gradient of an index is a scatter, slow on a CPU.
-        chosen = jnp.arange(values.shape[-1]) == batch.actions[..., None]
-        taken = jnp.sum(jnp.where(chosen, values, 0), axis=-1)
+        taken = cast(EpsilonGreedy, policy).value(batch.actions)
         loss = 0.5 * jnp.mean(jnp.square(taken - jax.lax.stop_gradient(batch.targets)))
         return loss, {"losses/q_loss": loss, "losses/q_values": jnp.mean(best)}

@@ -485,8 +485,8 @@ class StreamQ(StreamAgent):
         return action, action == greedy
 
     def predicted(self, predictions: Predictions, action: Shaped[Array, "..."]) -> Float[Array, ""]:
-        values = _action_values(predictions)
-        return jnp.sum(jnp.where(jnp.arange(values.shape[-1]) == action, values, 0))
+        assert isinstance(predictions.policy, EpsilonGreedy)
+        return predictions.policy.value(action)
 
     def objective(
         self, predictions: Predictions, action: Shaped[Array, "..."], error: Float[Array, ""]

@@ -89,6 +89,12 @@ class EpsilonGreedy(Categorical):
     def mode(self) -> Int[Array, "..."]:
         return jnp.argmax(self.values, axis=-1).astype(jnp.int32)
 
+    def value(self, action: Int[Array, "..."]) -> Float[Array, "..."]:
+        """The values (...) of actions (...)."""
+        # A mask rather than an index: the gradient of an index is a scatter, slow on a CPU.
+        chosen = jnp.arange(self.values.shape[-1]) == jnp.expand_dims(action, -1)
+        return jnp.sum(jnp.where(chosen, self.values, 0), axis=-1)
+
 
 class MultiCategorical(Distribution):
     """k independent choices: logits (..., sum of sizes), actions (..., k) int32."""
