@@ -320,8 +320,10 @@ def _events(folder):
     out = []
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         data, at = path.read_bytes(), 0
-        while at < len(data):  # length (8), its checksum (4), event, its checksum (4)
+        while at + 12 < len(data):  # length (8), its checksum (4), event, its checksum (4)
             length = int.from_bytes(data[at : at + 8], "little")
+            if at + 16 + length > len(data):  # torn by a kill
+                break
             event = pb.Event.FromString(data[at + 12 : at + 12 + length])
             at += 16 + length
             if event.session_log.status == pb.SessionLog.START:
@@ -352,6 +354,9 @@ def test_kill_at_any_moment_leaves_metrics_that_can_be_read(tmp_path):
     np.testing.assert_array_equal(table["x"], table["step"] + table["seed"] / 4)
     told = int(printed[-2])  # what came after the last line end was cut short
     assert (table["step"] <= told).sum() == 3 * told
+    for seed in range(3):
+        shown = [(step, x) for step, _, x in _events(folder / f"tensorboard/seed_{seed}")]
+        assert shown[:told] == [(step, step + seed / 4) for step in range(1, told + 1)]
 
 
 @pytest.mark.parametrize("env", [None, 3, {"x": 1}, ["tmaze"]])

@@ -81,7 +81,8 @@ class MetricsWriter:
         # Unbuffered: a write is one system call.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         try:
-            self._boards = _tensorboards(run.tensorboard_folder, seeds, resume_step)
+            folder = run.tensorboard_folder
+            self._boards = [_TensorBoard(folder / f"seed_{i}", resume_step) for i in range(seeds)]
         except BaseException:
             self._file.close()
             raise
@@ -114,10 +115,7 @@ class MetricsWriter:
         _write_all(self._file.fileno(), header + lines.encode())
         self._names, self._last_step = names, int(step)
         for board, row in zip(self._boards, values, strict=True):
-            for name, value in zip(names, row, strict=True):
-                if np.isfinite(value):
-                    board.add_scalar(name, value, step)
-            board.flush()
+            board.write(int(step), dict(zip(names, row, strict=True)))
         if self._wandb is not None:
             self._wandb.log(int(step), [dict(zip(names, row, strict=True)) for row in values])
 
@@ -234,22 +232,47 @@ def _write_all(handle: int, data: bytes) -> None:
         raise
 
 
-def _tensorboards(folder: Path, seeds: int, resume_step: int | None) -> list[Any]:
-    """A writer per seed. On resume TensorBoard discards what earlier files have after the step."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise ValueError(
-            'metrics for TensorBoard need tensorboardX: pip install "agalite[train]"'
-        ) from error
-    purge = None if resume_step is None else resume_step + 1
-    # Event files are named by the second. Without a suffix, a run resumed within the same second
-    # would overwrite its first file.
-    suffix = f".{time.time_ns()}"
-    return [
-        SummaryWriter(str(folder / f"seed_{i}"), purge_step=purge, filename_suffix=suffix)
-        for i in range(seeds)
-    ]
+class _TensorBoard:
+    """The event file of a seed. What `write` was given is on the disk when it returns.
+
+    A file of a resumed run lets TensorBoard discard what earlier files have after its step.
+
+    tensorboardX's `SummaryWriter` hands events to a thread that its `flush` does not wait for: a
+    killed process would lose values of steps that its checkpoint is past, and never write them
+    again.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+        except ImportError as error:
+            raise ValueError(
+                'metrics for TensorBoard need tensorboardX: pip install "agalite[train]"'
+            ) from error
+        self._proto: Any = event_pb2  # its names are made when it is imported
+        folder.mkdir(exist_ok=True)
+        # Event files are named by the second. Without a suffix, a run resumed within the same
+        # second would overwrite its first file.
+        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        if resume_step is not None:
+            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._add(resume_step + 1, session_log=start)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the metrics of a step, without those that have no value."""
+        summary = self._proto.Event().summary
+        for name, value in row.items():
+            if math.isfinite(value):
+                summary.value.add(tag=name, simple_value=value)
+        self._add(step, summary=summary)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, step: int, **what: Any) -> None:
+        self._file.write_event(self._proto.Event(step=step, wall_time=time.time(), **what))
 
 
 def check_wandb() -> None:
