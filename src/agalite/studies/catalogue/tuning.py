@@ -342,10 +342,10 @@ _BASIS = Study(
 # Mystery Path's encoders, at the same number of steps.
 _ENCODERS = Study(
     name="tuning-encoder",
-    title="Sweep: AGaLiTe's encoders of frames in Mystery Path Grid, 2M steps",
+    title="Sweep: AGaLiTe's encoders of frames in Mystery Path Grid, 1M steps",
     paper="ours",
     kind=Training(preset="tuned"),
-    base={"env": "mystery-path-grid", "memory": "agalite"},
+    base={"env": "mystery-path-grid", "memory": "agalite", "total_timesteps": 1_000_000},
     factors=(
         Factor("encoder", {name: {"encoder": name} for name in ("patch", "patch-large", "atari")}),
     ),
