@@ -38,6 +38,12 @@ def check_boolean(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} must be True or False")
 
 
+def check_options(name: str, value: object) -> None:
+    """`value` is a dictionary of values by name, as keyword arguments are given."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{name}={value!r} must be a dictionary of values by name")
+
+
 def check_integer(name: str, value: Any, *, minimum: int) -> None:
     """`value` is an integer, of Python or NumPy, of at least `minimum`."""
     if not _is_integer(value) or int(value) < minimum:

@@ -365,3 +365,14 @@ def test_an_environment_that_is_no_name_is_an_error_of_the_config(env):
 
     with pytest.raises(ValueError, match=r"env=.* must be the name of an environment"):
         config_from_dict({"env": env})
+
+
+@pytest.mark.parametrize("name", ["env_options", "memory_options", "agent"])
+@pytest.mark.parametrize("value", [[1], "1", None, {1: 2}])
+def test_options_that_are_no_dictionary_are_an_error_of_the_config(name, value):
+    from agalite.training.config import config_from_dict
+    from agalite.training.presets import configure
+
+    values = configure("tuned", {"env": "tmaze"}).to_dict()
+    with pytest.raises(ValueError, match=f"{name}=.* must be a dictionary"):
+        config_from_dict({**values, name: value})

@@ -70,6 +70,7 @@ class LRAConfig(Settings, DataConfig, UpdateSchedule, SeedRange):
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.check_one_of("memory", self.memory, MODELS)
+        validation.check_options("memory_options", self.memory_options)
         validation.check_one_of("pooling", self.pooling, POOLINGS)
         for name in (
             "total_timesteps",

@@ -192,6 +192,8 @@ class Config(CommonSettings, UpdateSchedule):
 
     def __post_init__(self) -> None:
         validation.check_one_of("memory", self.memory, MODELS)
+        for name in ("env_options", "memory_options"):
+            validation.check_options(name, getattr(self, name))
         for name in (
             "total_timesteps",
             "num_steps",
@@ -267,6 +269,7 @@ class Config(CommonSettings, UpdateSchedule):
         try:
             kind = AGENTS[values.pop("algorithm")]
             agent = values.pop("agent")
+            validation.check_options("agent", agent)
             _refuse_older_format(cls, values)
             _refuse_older_format(kind, agent)
             return cls(**values, agent=kind(**agent))
