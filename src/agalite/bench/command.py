@@ -130,6 +130,26 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Seeds:
+    """Time several seeds on all cores against one seed on one core."""
+
+    rounds: int = 3
+    """How often each way is timed, half a minute each. They are interleaved."""
+    out: Path | None = None
+    """Also write the measurements to this JSON file."""
+
+    def run(self) -> None:
+        extras.require_training("agalite bench seeds")
+        from agalite import files, validation
+        from agalite.bench import seeds
+
+        validation.check_integer("rounds", self.rounds, minimum=1)
+        if self.out is not None:
+            files.check_writable("out", self.out)
+        seeds.run(rounds=self.rounds, out=self.out)
+
+
+@dataclass(frozen=True)
 class Popgym:
     """Time the POPGym environments beside the package popgym, with random actions."""
 
@@ -249,6 +269,7 @@ COMMANDS = {
     "latency": Latency,
     "cost": Cost,
     "start": Start,
+    "seeds": Seeds,
     "popgym": Popgym,
     "traces": Traces,
     "stream": Stream,
