@@ -46,6 +46,7 @@ NAMES = [
     "bases",
     "horizon",
     "rtrl-tmaze",
+    "rtrl-tmaze-long",
     "gtrxl-window",
     "lra-listops",
     "lra-text",

@@ -4,6 +4,7 @@ from agalite.studies.catalogue import tmaze
 from agalite.studies.declaration import (
     Factor,
     LearningCurves,
+    LinePlot,
     Metric,
     Scale,
     Study,
@@ -23,6 +24,20 @@ _HORIZON = Factor(
     },
 )
 
+_BASE = {
+    "env": "tmaze",
+    "memory": "agalite",
+    "algorithm": "a2c",
+    "agent.learning_rate": 3e-4,
+    "agent.ent_coef": 1e-2,
+    "agent.adam_eps": 1e-8,
+    "agent.time_limit": "terminate",
+}
+
+# As many steps in an update with long rollouts as with short ones.
+_LONG_ROLLOUT = {"num_envs": 8, "num_steps": 256, "gradient": "bptt"}
+_SHORT_ROLLOUT = {"num_envs": 32, "num_steps": 64}
+
 STUDIES = (
     Study(
         name="rtrl-tmaze",
@@ -30,18 +45,12 @@ STUDIES = (
         paper="ours",
         kind=Training(preset="tuned"),
         base={
-            "env": "tmaze",
-            "memory": "agalite",
-            "algorithm": "a2c",
+            **_BASE,
             "env_options.corridor": 60,
             "num_envs": 32,
             "num_steps": 16,
             # A direction is kept for a whole rollout: fresh noise would never reach the junction.
             "noise_steps": 16,
-            "agent.learning_rate": 3e-4,
-            "agent.ent_coef": 1e-2,
-            "agent.adam_eps": 1e-8,
-            "agent.time_limit": "terminate",
             "total_timesteps": 1_500_000,
         },
         factors=(_GRADIENT, _HORIZON),
@@ -61,6 +70,57 @@ STUDIES = (
             ),
             # The settings were chosen with seed 0.
             "cpu": Scale(seeds=5, first_seed=10, seeds_per_run=1),
+        },
+    ),
+    Study(
+        name="rtrl-tmaze-long",
+        title="T-Maze 160 and 200: rollouts of 64 with traces and without, and of 256",
+        paper="ours",
+        kind=Training(preset="tuned"),
+        base={
+            **_BASE,
+            "noise_steps": 64,
+            "total_timesteps": 3_000_000,
+            "stop_at_success": 0.99,
+            "log_every": 20_000,
+            "checkpoint_every": 500_000,
+            "keep_checkpoints": 1,
+        },
+        factors=(
+            tmaze.corridor(160, 200),
+            Factor(
+                "gradient/rollout",
+                {
+                    "rtrl/64": {**_SHORT_ROLLOUT, "gradient": "rtrl"},
+                    "bptt/64": {**_SHORT_ROLLOUT, "gradient": "bptt"},
+                    "bptt/256": _LONG_ROLLOUT,
+                },
+            ),
+        ),
+        metrics=(
+            tmaze.SUCCESS,
+            Metric(column="charts/SPS", name="steps a second", last_steps=1_000_000),
+        ),
+        figures=(
+            LearningCurves(lines="gradient", panels="rollout"),
+            LinePlot(x="corridor", lines="gradient", panels="rollout"),
+        ),
+        seed_failures=tmaze.SEED_FAILURES,
+        scales={
+            "smoke": Scale(
+                model_size="tiny",
+                settings={**tmaze.SMOKE, "noise_steps": 4, "stop_at_success": None},
+                factors=(
+                    tmaze.corridor(4),
+                    Factor("gradient/rollout", {"rtrl/32": {"gradient": "rtrl"}}),
+                ),
+            ),
+            "cpu": Scale(
+                seeds=5,
+                first_seed=10,
+                seeds_per_run=1,
+                note="A run whose success rate over 200K steps reaches 99% ends there.",
+            ),
         },
     ),
 )
