@@ -356,6 +356,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "agalite bench latency": ("agalite bench latency --quick",),
     "agalite bench cost": ("agalite bench cost --quick",),
     "agalite bench start": ("agalite bench start --rounds 1",),
+    "agalite bench seeds": ("agalite bench seeds --rounds 1",),
     "agalite bench traces": ("agalite bench traces --rounds 5",),
     "agalite bench stream": ("agalite bench stream --rounds 1 --steps 10000000",),
     "agalite bench popgym": ("agalite bench popgym --families RepeatFirst Battleship",),
