@@ -48,6 +48,16 @@ def cores() -> int:
     return allowed or 1
 
 
+def keep_niceness() -> None:
+    """Gives a process that has just begun a session the share of the cores that its nice asks for.
+
+    Linux shares the cores between sessions first, all of them equally, and the niceness of their
+    processes counts only inside (autogroups, sched(7)).
+    """
+    with contextlib.suppress(OSError):  # no Linux, or one without autogroups
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)))
+
+
 def use_devices(devices: int | None, seeds: int, *, uneven: bool = True) -> None:
     """Set the number of CPU devices of JAX, before JAX is initialised.
 

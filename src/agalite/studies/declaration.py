@@ -138,6 +138,9 @@ class Selection:
 
     choose: tuple[str, ...]
     within: tuple[str, ...]
+    between_equals: str | None = None
+    """The column of the metric that decides between candidates that are within 2% of the best one:
+    where several learn the task, the one that learns it sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +267,8 @@ class Study:
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
     selection: Selection | None = None
+    sweep: str = ""
+    """The study whose choice of settings for each agent this one takes, where it has been run."""
     seed_failures: tuple[SeedFailure, ...] = ()
     """Ways in which seeds fail, counted on the page. A seed counts for the first that applies."""
     error_bands: str = "standard error"

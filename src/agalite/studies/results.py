@@ -23,6 +23,7 @@ from agalite.studies.trials import Trial, check_format, expand, study_folder
 
 Values = Float[np.ndarray, " seeds"]
 
+_NEAR = 0.02  # of the best mean: candidates of a sweep that count as equal
 _WHOLE_BINS = 100  # parts of a run, which count alike in its mean ("whole:...")
 _SESSION_FIELDS = {"command", "started", "machine", "versions", "seconds", "trials"}
 
@@ -283,28 +284,32 @@ class Choice:
 def choose(results: Results) -> list[Choice]:
     """Applies the selection rule of a sweep.
 
-    The best candidate has the best mean of the first metric over all other factors and seeds. A
-    candidate with a seed in which no episode ended is chosen last.
+    The best candidate has the best mean of the first metric over all other factors and seeds;
+    between those within 2% of the best, the rule may name a metric that decides. A candidate with
+    a seed in which no episode ended is chosen last.
     """
     rule = results.study.selection
     if rule is None:
         return []
     metric = results.study.metrics[0]
     factors = {factor.name: factor for factor in results.study.factors_at(results.scale)}
-    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[float]]] = {}
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Point]]] = {}
     for point in results.points:
         if metric.column not in point.values:
             continue
         group = tuple(point.levels[name] for name in rule.within)
         candidate = tuple(point.levels[name] for name in rule.choose)
-        mean = float(np.mean(point.values[metric.column]))
-        groups.setdefault(group, {}).setdefault(candidate, []).append(mean)
-    sign = 1 if metric.higher_is_better else -1
+        groups.setdefault(group, {}).setdefault(candidate, []).append(point)
     choices = []
     for group, candidates in groups.items():
-        means = {key: float(np.mean(values)) for key, values in candidates.items()}
-        ranks = {key: -np.inf if np.isnan(mean) else sign * mean for key, mean in means.items()}
+        means = {key: _mean(points, metric) for key, points in candidates.items()}
+        ranks = {key: _rank(mean, metric) for key, mean in means.items()}
         best = max(ranks, key=ranks.__getitem__)
+        if rule.between_equals is not None and np.isfinite(ranks[best]):
+            decides = results.study.metric(rule.between_equals)
+            near = _NEAR * abs(ranks[best])
+            equals = [key for key, rank in ranks.items() if rank >= ranks[best] - near]
+            best = max(equals, key=lambda key: _rank(_mean(candidates[key], decides), decides))
         chosen = dict(zip(rule.choose, best, strict=True))
         settings: dict[str, Any] = {}
         for name, label in chosen.items():
@@ -312,3 +317,15 @@ def choose(results: Results) -> list[Choice]:
         within = dict(zip(rule.within, group, strict=True))
         choices.append(Choice(within, chosen, means[best], settings, len(means)))
     return choices
+
+
+def _mean(points: Sequence[Point], metric: Metric) -> float:
+    """The mean over points of their means over seeds; NaN if a seed has no value."""
+    return float(np.mean([np.mean(point.values[metric.column]) for point in points]))
+
+
+def _rank(mean: float, metric: Metric) -> float:
+    """Higher is better; without a value it is the lowest."""
+    if np.isnan(mean):
+        return -np.inf
+    return mean if metric.higher_is_better else -mean

@@ -33,7 +33,7 @@ from agalite.studies.trials import (
     run_trial,
     write_format,
 )
-from agalite.system import Stopped, commit, processor, versions
+from agalite.system import Stopped, commit, keep_niceness, processor, versions
 
 FROM_PYTHON = "from Python"
 _POLL = 0.5  # seconds between two checks for a request to stop
@@ -253,6 +253,7 @@ def _run_in_child(connection: Any, slot: int, slots: int, trial: Trial) -> None:
     # Ctrl-C on the terminal reaches only the parent, which then asks its children to stop.
     with contextlib.suppress(OSError):
         os.setsid()
+        keep_niceness()
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[slot::slots] or cores)

@@ -87,6 +87,7 @@ STUDIES = (
             LearningCurves(lines="agent", panels="corridor"),
         ),
         seed_failures=SEED_FAILURES,
+        sweep="tmaze-sweep",
         scales={
             "smoke": Scale(
                 seeds=2,
@@ -171,8 +172,12 @@ STUDIES = (
             vary("learning_rate", "agent.learning_rate", (1e-3, 5e-4, 1e-4, 5e-5, 1e-5)),
             vary("ent_coef", "agent.ent_coef", (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)),
         ),
-        metrics=(SUCCESS,),
-        selection=Selection(choose=("learning_rate", "ent_coef"), within=("agent",)),
+        metrics=(SUCCESS, WHOLE_SUCCESS),
+        selection=Selection(
+            choose=("learning_rate", "ent_coef"),
+            within=("agent",),
+            between_equals=WHOLE_SUCCESS.column,
+        ),
         figures=(LinePlot(x="learning_rate", lines="ent_coef", panels="agent"),),
         scales={
             "smoke": Scale(
@@ -192,13 +197,13 @@ STUDIES = (
                 first_seed=100,
                 preset="published",
                 model_size="small",
-                settings={**CPU, "total_timesteps": 1_500_000},
+                settings={**CPU, "total_timesteps": 3_000_000},
                 factors=(
-                    corridor(60),
+                    corridor(120),
                     vary("learning_rate", "agent.learning_rate", (1e-3, 5e-4)),
                     vary("ent_coef", "agent.ent_coef", (1e-2, 1e-3)),
                 ),
-                note="One corridor of 60, four settings of each agent, 1.5M steps. " + cpu_note(),
+                note="The shortest corridor, four settings of each agent, 3M steps. " + cpu_note(),
             ),
             "paper": Scale(seeds=5, settings={"total_timesteps": 5_000_000}),
         },
