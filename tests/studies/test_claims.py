@@ -154,3 +154,21 @@ def test_a_sweep_chooses_the_best_mean_over_the_other_factors(tmp_path):
     assert chosen["a"].mean == pytest.approx(0.6)
     assert chosen["b"].chosen == {"rate": "1"}  # a seed without an episode is no success
     assert chosen["b"].settings == {"r": 1}
+
+
+def test_a_sweep_prefers_what_learns_sooner_among_equals(tmp_path):
+    factors = (vary("agent", "mode", ("a",)), vary("rate", "r", (1, 2, 3)))
+    ends = {"1": 0.9, "2": 0.99, "3": 1.0}
+    points = [({"agent": "a", "rate": rate}, [end]) for rate, end in ends.items()]
+    results = _results(
+        tmp_path,
+        points,
+        factors=factors,
+        selection=Selection(("rate",), ("agent",), between_equals="whole"),
+        metrics=(Metric(column="error", name="end"), Metric(column="whole", name="whole")),
+    )
+    for point, whole in zip(results.points, (0.9, 0.8, 0.7), strict=True):
+        point.values["whole"] = np.array([whole])
+    (choice,) = choose(results)
+    assert choice.chosen == {"rate": "2"}  # within 2% of the best end, and sooner
+    assert choice.mean == 0.99

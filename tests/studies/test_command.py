@@ -1,5 +1,6 @@
 """`agalite study` on the command line."""
 
+import json
 import re
 import socket
 import sys
@@ -201,3 +202,19 @@ def test_agents_without_a_choice_are_named_on_the_console_and_on_the_page(
     assert note in page
     # The command to do it again is the one that was typed.
     assert f"<pre>agalite {' '.join(words)}\nagalite study report few" in page
+
+
+def test_a_study_takes_the_choice_of_its_sweep(tmp_path, capsys, monkeypatch):
+    agents = Factor("agent", {"one": {"r": 1}})
+    study = measured_study("few", agents, figures=(), sweep="few-sweep")
+    monkeypatch.setattr(catalogue, "find", lambda _: study)
+    words = ["study", "run", "few", "--out", str(tmp_path / "without")]
+    assert main(words) == 0
+    assert "few-sweep has no choice in" in capsys.readouterr().err
+    path = tmp_path / "with/few-sweep/smoke/chosen.json"
+    path.parent.mkdir(parents=True)
+    files.write_json(path, {"one": {"r": 4}})
+    assert main([*words[:-1], str(tmp_path / "with")]) == 0
+    assert f"as chosen by {path}" in capsys.readouterr().err
+    (rows,) = (tmp_path / "with/few/smoke/trials").glob("*/rows.json")
+    assert json.loads(rows.read_text())["requested"]["settings"]["r"] == 4

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,14 @@ def test_processes_share_the_work_and_survive_one_that_is_killed(tmp_path):
     assert len(outcomes) == 3
     assert [trial.state() for trial in trials] == ["failed", "finished", "failed"]
     assert trials[0].failure() == "the process that ran it died (killed by SIGKILL)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no autogroups")
+def test_processes_of_a_study_keep_its_niceness():
+    code = "import os; from agalite.system import keep_niceness; os.nice(7); os.setsid(); "
+    code += "keep_niceness(); print(open('/proc/self/autogroup').read())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert printed.stdout.split()[-2:] == ["nice", "7"], printed
 
 
 def test_a_signal_stops_processes(tmp_path):

@@ -10,7 +10,13 @@ import pytest
 from agalite.agents.ppo import PPO
 from agalite.studies import runner
 from agalite.studies.declaration import Scale
-from agalite.studies.trials import expand, make_config, record_failure, run_trial
+from agalite.studies.trials import (
+    expand,
+    find_same_run,
+    make_config,
+    record_failure,
+    run_trial,
+)
 from agalite.training.logging import read_metrics
 from agalite.training.run import Run
 from studies.small_study import TRAINED, measured_study
@@ -106,3 +112,21 @@ def test_an_algorithm_has_its_own_settings(tmp_path):
     study = replace(TRAINED, scales={"cpu": Scale(settings=settings)})
     [trial] = expand(study, "cpu", tmp_path)
     assert make_config(trial).agent == PPO(update_epochs=2)
+
+
+def test_the_same_run_in_another_study_is_not_trained_again(trained):
+    """Also where one names an option of the model that is the other's default."""
+    first, second = expand(TRAINED, "smoke", trained)
+    same = replace(TRAINED, name="again", base={**TRAINED.base, "memory_options.horizon": None})
+    again = expand(same, "smoke", trained)
+    assert find_same_run(again[0]) == replace(again[0], name=first.name, home=first.home)
+    assert run_trial(again[0]).state == "finished"
+    assert again[0].state() == "finished"
+    for name in ("metrics.csv", "summary.json"):
+        assert (again[0].folder / name).read_bytes() == (first.folder / name).read_bytes()
+    assert f"copied from {first.folder}" in (again[0].folder / "run.log").read_text()
+
+    second.result_path.unlink()  # unfinished
+    assert find_same_run(again[1]) is None
+    other = replace(same, name="other", base={**same.base, "agent.gamma": 0.5})
+    assert find_same_run(expand(other, "smoke", trained)[0]) is None

@@ -1,6 +1,5 @@
 """`agalite study`: the paper's experiments. Heavy modules are imported when a command runs."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -75,7 +74,8 @@ class Run:
     """Run only trials with these levels: --only agent=gru agent=agalite corridor=20. seed=0 selects
     the runs that train this seed, some of which train others too."""
     chosen: Path | None = None
-    """The chosen.json of a sweep's report, with settings for each agent."""
+    """The chosen.json of a sweep's report, with settings for each agent. If not given, that of the
+    study's own sweep in --out, once it has been run and its report written."""
 
     def run(self) -> None:
         extras.require_training("agalite study run")
@@ -129,11 +129,10 @@ class Run:
         from agalite.studies.declaration import Measurement
         from agalite.studies.trials import agents_without_choice, expand
 
-        chosen = _read_chosen(self.chosen)
+        path, chosen, notes = self._choice(study)
         trials = expand(study, self.scale, self.out.absolute(), self.only, chosen)
-        notes = []
         if others := agents_without_choice(trials, chosen):
-            notes.append(f"{self.chosen} does not name {', '.join(others)}: default settings")
+            notes.append(f"{path} does not name {', '.join(others)}: default settings")
         if self.jobs == 1 and self.ray is None and self.hours is None and not self.all:
             seeds = {trial.seeds for trial in trials if not isinstance(trial.kind, Measurement)}
             if len(seeds) == 1:
@@ -167,6 +166,21 @@ class Run:
         if not self.all:
             print(f"agalite study report {study.name} --scale {self.scale} --out {self.out}")
         return not any(outcome.state in ("failed", "busy") for outcome in outcomes)
+
+    def _choice(
+        self, study: "Study"
+    ) -> tuple[Path | None, dict[str, dict[str, Any]] | None, list[str]]:
+        """The file with the settings of a sweep, its contents, and notes about them."""
+        from agalite.studies.trials import read_choice, sweep_choice
+
+        if self.chosen is not None:
+            return self.chosen, read_choice(self.chosen), []
+        if found := sweep_choice(study, self.scale, self.out):
+            path, chosen = found
+            return path, chosen, [f"learning rates and others as chosen by {path}"]
+        if study.sweep:
+            return None, None, [f"{study.sweep} has no choice in {self.out}: settings as declared"]
+        return None, None, []
 
     def _executor(self) -> "Executor":
         from agalite.studies.runner import Inline, Processes, RayTasks
@@ -251,18 +265,6 @@ class Claims:
         link = os.path.relpath(self.out, self.into.parent) + "/"
         verdicts.write_table(self.into, verdicts.claims_table(self.out, self.scale, link))
         print(f"written to {self.into}")
-
-
-def _read_chosen(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"chosen={str(path)!r} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(x, dict) for x in found.values()):
-        raise ValueError(f"chosen={str(path)!r} is not the chosen.json of a sweep's report")
-    return found
 
 
 def _overview(trials: "Sequence[Trial]") -> str:

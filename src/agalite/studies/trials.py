@@ -17,8 +17,10 @@ import gc
 import importlib
 import itertools
 import json
+import os
 import platform
 import re
+import shutil
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -238,6 +240,25 @@ def _steps_of_preset(kind: Training, settings: Mapping[str, Any]) -> int:
     return int(start["total_timesteps"])
 
 
+def sweep_choice(study: Study, scale: str, out: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The chosen.json of the study's sweep and what it says; None without a sweep or its report."""
+    path = out / study.sweep / scale / "chosen.json"
+    if not study.sweep or not path.exists():
+        return None
+    return path, read_choice(path)
+
+
+def read_choice(path: Path) -> dict[str, Any]:
+    """Settings for each agent, as a sweep's report writes them (chosen.json)."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"chosen={str(path)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(x, dict) for x in found.values()):
+        raise ValueError(f"chosen={str(path)!r} is not the chosen.json of a sweep's report")
+    return found
+
+
 def agents_without_choice(trials: Sequence[Trial], chosen: Mapping[str, Any] | None) -> list[str]:
     """The agents that keep their declared settings although a sweep chose settings for others."""
     if chosen is None:
@@ -418,6 +439,37 @@ def check_settings(trial: Trial) -> None:
     )
 
 
+def find_same_run(trial: Trial) -> Trial | None:
+    """A finished trial of another study, at the same scale and in the same `out`, that is the same
+    run: the same configuration with the same seeds. None if there is none, and for measurements.
+    """
+    if isinstance(trial.kind, Measurement):
+        return None
+    want = requested(trial)
+    scale = trial.home.name
+    for path in sorted(trial.home.parent.parent.glob(f"*/{scale}/trials/*/config.json")):
+        home = path.parents[2]
+        other = dataclasses.replace(trial, name=path.parent.name, home=home)
+        if home == trial.home or other.state() != "finished":
+            continue
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            found = json.loads(path.read_text())
+            # These tell most runs apart without reading the rest.
+            if any(found.get(name) != want[name] for name in ("memory", "seed", "seeds")):
+                continue
+            if _with_defaults(stored(other) or {}) == _with_defaults(want):
+                return other
+    return None
+
+
+def _with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with every option of the memory model, also those that were not given."""
+    from agalite.memory.registry import MODELS
+
+    config = MODELS[settings["memory"]].config(**settings["memory_options"])
+    return {**settings, "memory_options": files.plain(dataclasses.asdict(config))}
+
+
 # Running one trial.
 
 
@@ -496,6 +548,9 @@ def _start_or_resume(trial: Trial) -> None:
     if isinstance(trial.kind, Measurement):
         _measure(trial, trial.kind)
         return
+    if not trial.folder.exists() and (same := find_same_run(trial)) is not None:
+        _copy_run(same.folder, trial.folder)
+        return
     from agalite.training.checkpoint import AllDamaged
 
     if isinstance(trial.kind, Supervised):
@@ -509,6 +564,19 @@ def _start_or_resume(trial: Trial) -> None:
             raise Damaged(trial.with_remedy(error.args[0])) from error
     else:
         train(make_config(trial), trial.folder, quiet=True)
+
+
+def _copy_run(source: Path, folder: Path) -> None:
+    """Copies a finished run, so that the folder appears whole or not at all."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        shutil.copytree(source, part, ignore=shutil.ignore_patterns(".lock"))
+        with open(part / "run.log", "a") as log:
+            log.write(f"copied from {source}, the same run\n")
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _measure(trial: Trial, kind: Measurement) -> None:

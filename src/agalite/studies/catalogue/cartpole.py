@@ -58,6 +58,7 @@ def _study(name: str, env: str, title: str, paper: str) -> Study:
         factors=(agents("gru", "gtrxl-128", "agalite"),),
         metrics=(_RETURN, _WHOLE),
         figures=(LearningCurves(lines="agent", bins=100),),
+        sweep="cartpole-sweep",
         scales={
             "smoke": Scale(
                 seeds=1, model_size="tiny", settings=SMOKE, factors=(agents("agalite"),)

@@ -58,6 +58,7 @@ STUDIES = (
                 title="achievements, percent of episodes",
             ),
         ),
+        sweep="craftax-sweep",
         error_bands="95% interval",
         scales={
             "smoke": Scale(

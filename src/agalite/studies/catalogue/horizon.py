@@ -32,6 +32,7 @@ STUDIES = (
             LearningCurves(lines="horizon", panels="agent"),
         ),
         seed_failures=tmaze.SEED_FAILURES,
+        sweep="tmaze-sweep",
         scales={
             "smoke": Scale(
                 seeds=1,

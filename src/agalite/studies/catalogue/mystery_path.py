@@ -56,6 +56,7 @@ def _study(name: str, title: str, seeds: int) -> Study:
         factors=(agents(*_AGENTS),),
         metrics=_METRICS,
         figures=(LearningCurves(lines="agent", bins=100),),
+        sweep="mystery-path-sweep",
         error_bands="95% interval",
         scales={
             "smoke": Scale(
