@@ -18,6 +18,7 @@ from craftax.craftax_classic.envs.craftax_symbolic_env import CraftaxClassicSymb
 
 from agalite.envs.craftax import Craftax, CraftaxClassic
 from agalite.envs.vector import VectorEnv
+from agalite.ops.bits import pack, unpack
 
 COUNT = 4
 LIMIT = 120  # random play dies after 145 steps or so: this gives both kinds of end
@@ -131,6 +132,7 @@ def test_classic_plays_as_the_package_and_says_why_episodes_end(classic) -> None
         assert np.array_equal(truncated, late & ~dead)
         assert np.array_equal(state.time, np.where(dead | late, 0, their_state.timestep))
         assert 0.0 <= float(obs.min()) <= float(obs.max()) <= 1.0
+        assert set(np.unique(obs[:, : 1345 - 22])) <= {0.0, 1.0}
         deaths += int(dead.sum())
         limits += int((late & ~dead).sum())
     assert deaths > 0
@@ -221,6 +223,8 @@ def test_the_full_game() -> None:
     assert space.high == pytest.approx(2.1)
     assert float(obs.min()) >= space.low
     assert float(obs.max()) <= space.high
+    assert space.binary == 9 * 11 * 83  # what is on each tile of the view
+    np.testing.assert_array_equal(unpack(pack(obs, space.binary), 8268), obs)
     frame = env.render(state)
     assert frame.shape == (208, 176, 3)
     assert frame.dtype == jnp.uint8

@@ -12,6 +12,8 @@ import pytest
 from gymnax.environments import spaces
 
 from agalite import kernels
+from agalite.envs.base import BinaryBox
+from agalite.networks.actor_critic import ActorCritic
 from agalite.networks.encoders import (
     AtariConv,
     Convolution,
@@ -21,6 +23,7 @@ from agalite.networks.encoders import (
     VectorEncoder,
     make_encoder,
     max_pool,
+    observation_bytes,
 )
 from modules import assert_close, random_weights
 
@@ -271,3 +274,36 @@ def test_under_vmap_a_convolution_is_one_product(native):
         for out in equation.outvars:
             shape = tuple(out.aval.shape)
             assert not (len(shape) > 2 and shape[-2:] in sizes and 7 in shape[:-2]), equation
+
+
+def test_observations_kept_as_bits_are_the_same_observations():
+    """A network learns from packed observations what it learns from whole ones."""
+    space = BinaryBox(0.0, 1.0, (1040,), jnp.float32, binary=1030)
+    model = ActorCritic.make(
+        space,
+        spaces.Discrete(3),
+        memory="feedforward",
+        memory_options={"d_model": 8, "layers": 1, "ffn_size": 8},
+        hidden_size=8,
+        previous_action=True,
+        key=KEY,
+    )
+    first = jax.random.bernoulli(KEY, 0.05, (5, 1030)).astype(jnp.float32)
+    obs = jnp.concatenate([first, jax.random.uniform(KEY, (5, 10))], axis=1)
+    inputs = model.inputs(obs, jnp.arange(5) % 3, jnp.zeros(5))
+    packed = model.pack(inputs)
+    assert packed.obs.bits.shape == (5, 33)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(packed.obs))
+    assert size == 5 * observation_bytes("auto", space) == 5 * (33 * 4 + 10 * 4)
+    assert observation_bytes("vector", space) == 1040 * 4
+
+    def loss(model, inputs):
+        _, policy, values = model.scan(model.initial_state(), inputs)
+        return jnp.sum(values**2) + jnp.sum(policy.logits[:, 0])
+
+    found, expected = (eqx.filter_value_and_grad(loss)(model, x) for x in (packed, inputs))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
+    # An encoder that knows of no binary numbers keeps observations as they are.
+    assert make_encoder("symbolic", spaces.Box(0, 1, (6,)), key=KEY).pack(obs) is obs

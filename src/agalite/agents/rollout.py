@@ -45,6 +45,7 @@ class Rollout(NamedTuple):
     """T steps in B environments: all that the learning rules use."""
 
     obs: PyTree[Shaped[Array, "T B ..."]]
+    """As `ActorCritic.pack` keeps them."""
     resets: Bool[Array, "T B"]
     actions: Shaped[Array, "T B ..."]
     log_probs: Float[Array, "T B"]
@@ -193,7 +194,7 @@ def _step(
         )
     episodes, returns, lengths = count_episodes(state, rewards, ends, info)
     rollout = Rollout(
-        state.obs,
+        model.pack(state.obs),
         state.resets,
         actions,
         log_probs,

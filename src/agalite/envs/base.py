@@ -15,11 +15,29 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
-from gymnax.environments import environment
+from gymnax.environments import environment, spaces
 from jaxtyping import Array, UInt8
 
 State = TypeVar("State", bound=environment.EnvState)
 Params = TypeVar("Params", bound=environment.EnvParams)
+
+
+class BinaryBox(spaces.Box):
+    """A Box whose first numbers are 0 or 1, such as one-hot vectors.
+
+    Agents keep these as bits until they learn from them, where an observation has many.
+
+    **Arguments:**
+
+    - `low`, `high`, `shape`, `dtype`: as for a Box; `shape` is that of a vector.
+    - `binary`: how many of the first numbers are 0 or 1.
+    """
+
+    def __init__(
+        self, low: float, high: float, shape: tuple[int], dtype: Any, *, binary: int
+    ) -> None:
+        super().__init__(low, high, shape, dtype)
+        self.binary = binary
 
 
 class JaxEnvironment(environment.Environment[State, Params]):

@@ -20,7 +20,7 @@ from gymnax.environments import environment, spaces
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from agalite import validation
-from agalite.envs.base import JaxEnvironment
+from agalite.envs.base import BinaryBox, JaxEnvironment
 
 _NO_LIMIT = np.iinfo(np.int32).max
 _TILE = 16  # pixels along a side of a tile, the size of craftax's own textures
@@ -53,6 +53,8 @@ class _Symbolic(JaxEnvironment[CraftaxState, CraftaxParams]):
 
     _package: ClassVar[str]
     _game_class: ClassVar[str]
+    _others: ClassVar[int]
+    """Numbers of an observation, the last ones, that are not 0 or 1: what the player has."""
 
     def __init__(self, max_steps: int, options: dict[str, Any]) -> None:
         validation.check_integer_between("max_steps", max_steps, 1, 2**31 - 1)
@@ -115,8 +117,9 @@ class _Symbolic(JaxEnvironment[CraftaxState, CraftaxParams]):
         return spaces.Discrete(self.num_actions)
 
     def observation_space(self, params: CraftaxParams | None = None) -> spaces.Box:
-        box = self._game.observation_space((params or self._params).game)
-        return spaces.Box(0.0, self._highest(params or self._params), tuple(box.shape), jnp.float32)
+        (numbers,) = self._game.observation_space((params or self._params).game).shape
+        high = self._highest(params or self._params)
+        return BinaryBox(0.0, high, (numbers,), jnp.float32, binary=numbers - self._others)
 
     def _highest(self, params: CraftaxParams) -> float:  # noqa: ARG002
         """The largest value in an observation."""
@@ -150,6 +153,7 @@ class Craftax(_Symbolic):
 
     _package = "craftax.craftax"
     _game_class = "CraftaxSymbolicEnvNoAutoReset"
+    _others = 51
 
     def __init__(self, *, max_steps: int = 100_000, **options: Any) -> None:
         super().__init__(max_steps, options)
@@ -176,6 +180,7 @@ class CraftaxClassic(_Symbolic):
 
     _package = "craftax.craftax_classic"
     _game_class = "CraftaxClassicSymbolicEnvNoAutoReset"
+    _others = 22
 
     def __init__(self, *, max_steps: int = 10_000, **options: Any) -> None:
         super().__init__(max_steps, options)

@@ -8,6 +8,7 @@
 * `eligibility`, `eligibility_update`: eligibility traces of streaming agents (`eligibility.h`);
 * `convolution_*`: the encoders' convolutions of images and their gradients (`convolution.h`);
 * `sparse_*`: rows that are mostly zeros times a weight (`sparse.h`);
+* `bits_*`: rows that are kept as bits times a weight (`bits.h`);
 * `stack`: one step of all layers of AGaLiTe, for one stream or a few (`stack.h`).
 
 They are optional. Without a C compiler, on an accelerator, or with AGALITE_NATIVE=0, the same

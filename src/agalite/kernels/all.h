@@ -10,3 +10,4 @@
 #include "stack.h"
 #include "convolution.h"
 #include "sparse.h"
+#include "bits.h"

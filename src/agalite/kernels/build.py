@@ -45,6 +45,8 @@ HANDLERS = (
     "convolution_weights",
     "sparse_forward",
     "sparse_weights",
+    "bits_forward",
+    "bits_weights",
 )
 # No -ffast-math: it lets compilers assume that there are no infinities, and when it is linked some
 # of them switch denormals off for the whole process.

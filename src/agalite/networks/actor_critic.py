@@ -219,6 +219,12 @@ class ActorCritic(eqx.Module):
             reward if self.previous_reward else None,
         )
 
+    def pack(self, obs: PyTree[Shaped[Array, "..."]]) -> PyTree[Shaped[Array, "..."]]:
+        """What `inputs` gives, as it is kept until it is learned from; `scan` takes it too."""
+        if isinstance(obs, Inputs):
+            return obs._replace(obs=self.encoder.pack(obs.obs))
+        return self.encoder.pack(obs)
+
     def step(
         self, state: Any, obs: PyTree[Shaped[Array, "..."]], reset: Bool[Array, ""] | bool = False
     ) -> tuple[Any, Distribution, Float[Array, ""]]:

@@ -13,11 +13,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from agalite import kernels, validation
 from agalite.memory.layers import Dense
 from agalite.ops.activations import relu
+from agalite.ops.bits import Bits, bits_matmul, pack
 from agalite.ops.convolution import Window, convolve
 from agalite.ops.matmul import broadcast_like, in_bfloat16
 from agalite.ops.sparse import sparse_matmul
@@ -38,7 +39,11 @@ class Encoder(eqx.Module):
         """One observation (...) -> (N,)."""
         return self.over_time(jnp.asarray(obs)[None])[0]
 
-    def over_time(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
+    def pack(self, obs: Shaped[Array, "..."]) -> PyTree[Shaped[Array, "..."]]:
+        """Observations as they are kept between acting and learning; `over_time` takes them too."""
+        return obs
+
+    def over_time(self, obs: PyTree[Shaped[Array, "T ..."]]) -> Float[Array, "T N"]:
         """A sequence (T, ...) -> (T, N)."""
         obs = jnp.asarray(obs)
         validation.check_shape("obs", obs, ("T", *self.shape))
@@ -68,22 +73,40 @@ class VectorEncoder(Encoder):
 class SymbolicEncoder(Encoder):
     """A dense layer and ReLU: (...) -> (width,), as in the paper's code for Craftax.
 
-    Such observations are mostly zeros, and the weight is laid out for that: (inputs, width).
+    Such observations are mostly zeros, and the weight is laid out for that: (inputs, width). Where
+    the first `binary` numbers are 0 or 1, learning reads them as bits.
     """
 
     weight: Float[Array, "inputs width"]
     bias: Float[Array, " width"]
     shape: tuple[int, ...] = eqx.field(static=True)
     output_size: int = eqx.field(static=True)
+    binary: int = eqx.field(static=True)
 
-    def __init__(self, shape: tuple[int, ...], *, width: int = 128, key: PRNGKeyArray) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], *, width: int = 128, binary: int = 0, key: PRNGKeyArray
+    ) -> None:
         validation.check_integer("width", width, minimum=1)
+        validation.check_integer_between("binary", binary, 0, math.prod(shape))
         self.weight = Dense(math.prod(shape), [width], key=key).weight.T
         self.bias = jnp.zeros(width)
-        self.shape, self.output_size = shape, width
+        self.shape, self.output_size, self.binary = shape, width, binary
+
+    def pack(self, obs: Shaped[Array, "..."]) -> PyTree[Shaped[Array, "..."]]:
+        if not self.binary:
+            return obs
+        batch = obs.shape[: obs.ndim - len(self.shape)]
+        return pack(obs.reshape(*batch, -1).astype(self.weight.dtype), self.binary)
+
+    def over_time(self, obs: PyTree[Shaped[Array, "T ..."]]) -> Float[Array, "T N"]:
+        if isinstance(obs, Bits):
+            return self._activate(bits_matmul(obs, self.weight))
+        return super().over_time(obs)
 
     def _encode(self, obs: Shaped[Array, "T ..."]) -> Float[Array, "T N"]:
-        y = sparse_matmul(_flat(obs).astype(self.weight.dtype), self.weight)
+        return self._activate(sparse_matmul(_flat(obs).astype(self.weight.dtype), self.weight))
+
+    def _activate(self, y: Float[Array, "T N"]) -> Float[Array, "T N"]:
         return relu(y + broadcast_like(self.bias, y))
 
 
@@ -469,13 +492,23 @@ def make_encoder(
     if name == "vector":
         return VectorEncoder(shape)
     if name == "symbolic":
-        return SymbolicEncoder(shape, key=key)
+        return SymbolicEncoder(shape, binary=getattr(observation_space, "binary", 0), key=key)
     scale = _pixel_scale(observation_space)
     if name.startswith("patch"):
         size = _LARGE_PATCHES if name == "patch-large" else {}
         return PatchEncoder(shape, patch_size=patch_size, **size, scale=scale, key=key)
     image = AtariConv if name == "atari" else ImpalaResNet
     return image(shape, scale=scale, key=key)
+
+
+def observation_bytes(name: str, observation_space: Any) -> int:
+    """What an observation takes that is kept for learning, with the encoder of this name."""
+    shape = tuple(int(n) for n in observation_space.shape or ())
+    numbers, size = math.prod(shape), np.dtype(observation_space.dtype).itemsize
+    binary = getattr(observation_space, "binary", 0)
+    if binary and (_choose(shape) if name == "auto" else name) == "symbolic":
+        return 4 * -(-binary // 32) + size * (numbers - binary)
+    return size * numbers
 
 
 # 64 numbers of each of the 49 tiles of Mystery Path: the 3136 that the Atari convolutions end with.

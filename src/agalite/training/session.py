@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from agalite import files
+from agalite.networks.encoders import observation_bytes
 from agalite.system import available_memory
 from agalite.training import plots
 from agalite.training.checkpoint import Checkpoints
@@ -62,7 +63,7 @@ def check_memory(config: Config, observation_space: Any) -> None:
     available = available_memory()
     if available is None or jax.default_backend() != "cpu":
         return
-    one = math.prod(observation_space.shape or ()) * np.dtype(observation_space.dtype).itemsize
+    one = observation_bytes(config.encoder, observation_space)
     together = min(config.num_seeds, jax.local_device_count())
     needed = 2 * one * config.steps_per_update * together
     if needed > available:

@@ -127,7 +127,8 @@ class Trainer:
         def shaped(x: Array, *batch: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*batch, *x.shape[1:]), x.dtype)
 
-        obs = jax.tree.map(lambda x: shaped(x, length, sequences), state.runner_state.obs)
+        packed = jax.eval_shape(lambda: self.model(state.weights).pack(state.runner_state.obs))
+        obs = jax.tree.map(lambda x: shaped(x, length, sequences), packed)
         memory = jax.tree.map(lambda x: shaped(x, sequences), state.runner_state.memory_state)
 
         def pull_back(weights: Any, memory: Any, obs: Any, resets: Array) -> Any:
