@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"agalite needs Python 3.11 or newer; this is {sys.version.split()[0]}: make PYTHON=python3.11"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,export,wandb,ray,flax,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[envs,craftax,memory-maze,train,video,export,wandb,ray,flax,memax,docs,dev]"
 	# A C compiler for the custom kernels, where the system has none.
 	@{ command -v gcc || command -v clang || command -v cc; } >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[native]"
 	# What Mystery Path is compared with; its own pins collide with everything (--no-deps).

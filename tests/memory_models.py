@@ -55,6 +55,9 @@ OTHERS = {
     "rtu nonlinear": ("rtu", DIAGONAL | {"variant": "nonlinear", "horizon": (2, 50)}),
     "rtu nonlinear tanh": ("rtu", DIAGONAL | {"variant": "nonlinear", "activation": "tanh"}),
     "mingru horizon": ("mingru", DIAGONAL | {"horizon": (2, 50), "method": "chunked"}),
+    "memax deltanet": ("memax", {"cell": "DeltaNet", "d_model": 9, "layers": 1}),
+    "memax gru": ("memax", {"cell": "GRU", "d_model": 6, "layers": 2}),
+    "memax fart": ("memax", {"cell": "FART", "d_model": 9, "layers": 1}),
     "gru horizon": ("gru", {"d_model": 6, "hidden_size": 7, "horizon": (2, 50)}),
 }
 ROWS = QUICK | OTHERS

@@ -19,7 +19,7 @@ def require(what: str, packages: Sequence[str], extra: str) -> None:
     - `packages`: names of modules.
     - `extra`: the extra of agalite that installs them.
     """
-    missing = [name for name in packages if not _installed(name)]
+    missing = [name for name in packages if not installed(name)]
     if missing:
         raise ValueError(f'{what} needs {", ".join(missing)}: pip install "agalite[{extra}]"')
 
@@ -69,7 +69,7 @@ def import_on_use(name: str) -> None:
     For slow modules that a package imports and hardly ever uses. Nothing happens if the module is
     imported already or not installed.
     """
-    spec = importlib.util.find_spec(name) if _installed(name) else None
+    spec = importlib.util.find_spec(name) if installed(name) else None
     if spec is None or name in sys.modules:
         return
     module = importlib.util.module_from_spec(spec)
@@ -80,7 +80,8 @@ def import_on_use(name: str) -> None:
         setattr(sys.modules[parent], child, module)
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """Whether a module can be imported; it is not."""
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # its parent package is missing

@@ -188,7 +188,7 @@ def test_mistakes_are_named(call, message):
 def test_without_flax_it_says_what_to_install(monkeypatch):
     import importlib
 
-    monkeypatch.setattr(extras, "_installed", lambda name: name != "flax")
+    monkeypatch.setattr(extras, "installed", lambda name: name != "flax")
     with pytest.raises(ImportError, match=r'needs flax: pip install "agalite\[flax\]"'):
         importlib.reload(interop)
 

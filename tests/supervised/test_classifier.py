@@ -25,6 +25,7 @@ OPTIONS = {
     "lstm": {"d_model": 8, "hidden_size": 8},
     **dict.fromkeys(("mlstm", "deltanet", "mamba2", "ffm"), BLOCK),
     **{name: {"d_model": 8, "layers": 1, "ffn_size": 8, "hidden_size": 8} for name in DIAGONAL},
+    "memax": {"cell": "GRU", "d_model": 8, "layers": 1},
     "feedforward": {"d_model": 8, "layers": 1, "ffn_size": 8},
 }
 QUICK = (("agalite", "mean"), ("transformer", "mean"), ("gru", "last"))

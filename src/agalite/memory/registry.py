@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 from rich.console import Console
 from rich.table import Table
 
-from agalite import validation
+from agalite import extras, validation
 from agalite.memory.agalite import AGaLiTe, AGaLiTeConfig
 from agalite.memory.base import Memory
 from agalite.memory.deltanet import DeltaNet, DeltaNetConfig
@@ -25,6 +25,7 @@ from agalite.memory.linear import LinearConfig, LinearTransformer
 from agalite.memory.lru import LRU, LRUConfig
 from agalite.memory.lstm import LSTM, LSTMConfig
 from agalite.memory.mamba2 import Mamba2, Mamba2Config
+from agalite.memory.memax import Memax, MemaxConfig
 from agalite.memory.mingru import MinGRU, MinGRUConfig
 from agalite.memory.mlstm import MLSTM, MLSTMConfig
 from agalite.memory.rtu import RTU, RTUConfig
@@ -60,6 +61,7 @@ MODELS: dict[str, Model] = {
     "deltanet": Model(DeltaNet, DeltaNetConfig, "a matrix per head, corrected and gated"),
     "mamba2": Model(Mamba2, Mamba2Config, "a matrix per head, one decay each (SSD)"),
     "ffm": Model(FFM, FFMConfig, "decaying, oscillating sums of the inputs"),
+    "memax": Model(Memax, MemaxConfig, "what its cell does: about twenty of another package"),
     "feedforward": Model(Feedforward, FeedforwardConfig, "nothing: the control"),
 }
 
@@ -135,10 +137,15 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def model_rows(input_size: int) -> list[tuple[str, int, int, int, str]]:
-    """(name, parameters, floats of state, output width, what it remembers) of every model."""
+    """(name, parameters, floats of state, output width, what it remembers) of every model.
+
+    `memax` is left out where that package is not installed.
+    """
     validation.check_integer("input_size", input_size, minimum=1)
     out = []
     for name, model in MODELS.items():
+        if name == "memax" and not extras.installed("memax"):
+            continue
         # Shapes only: no weights are drawn.
         memory = jax.eval_shape(lambda name=name: make_memory(name, input_size))
         row = (memory.parameter_count, memory.state_size, memory.output_size, model.remembers)
