@@ -14,6 +14,13 @@ from agalite import validation
 
 SCALES = ("smoke", "cpu", "paper")
 
+TASK = "task"
+"""The factor whose levels have scores, in studies that have them."""
+SCORE = "score"
+"""The column of the metric that is the score of a task."""
+LEARNED = 0.75
+"""The score from which on a task counts as learned."""
+
 Settings = Mapping[str, Any]
 """Values by flat name: "total_timesteps", "agent.ent_coef", "memory_options.eta"."""
 
@@ -133,6 +140,22 @@ class SeedFailure:
 
 
 @dataclass(frozen=True)
+class Score:
+    """The score of a task: 0 at `low`, 1 at `high`, linear and never outside."""
+
+    column: str
+    """Of metrics.csv; the mean over the last fifth of a run."""
+    low: float
+    """What an agent without memory, or without learning, gets."""
+    high: float
+    """The best there is."""
+
+    def of(self, values: Any) -> Any:
+        """The scores of values of the column."""
+        return ((values - self.low) / (self.high - self.low)).clip(0.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Selection:
     """A sweep's rule: for each level of `within`, the levels of `choose` with the best mean."""
 
@@ -188,7 +211,14 @@ class SeedDots:
     title: str = ""
 
 
-Figure = LinePlot | LearningCurves | Heatmap | SeedDots
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The score over all tasks of every level that is compared, with its interval; best first."""
+
+    title: str = ""
+
+
+Figure = LinePlot | LearningCurves | Heatmap | SeedDots | Ranking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +297,13 @@ class Study:
     figures: tuple[Figure, ...]
     claims: tuple[Claim, ...] = ()
     selection: Selection | None = None
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    """The score of each level of the factor "task"; the metric "score" is it."""
+    compared: str | None = None
+    """With scores: the factor whose levels are compared over all tasks."""
+    gap: tuple[str, str] | None = None
+    """With scores: the levels of `compared` without memory, the one that observes the hidden state
+    and the one that does not. What lies between them is the price of partial observability."""
     sweep: str = ""
     """The study whose choice of settings for each agent this one takes, where it has been run."""
     seed_failures: tuple[SeedFailure, ...] = ()

@@ -10,7 +10,15 @@ import numpy as np
 from jaxtyping import Float
 
 from agalite.charts import COLOURS, INK, new_figure, style_axes, unit_range
-from agalite.studies.declaration import Figure, Heatmap, LearningCurves, LinePlot, SeedDots
+from agalite.studies.aggregate import aggregates
+from agalite.studies.declaration import (
+    Figure,
+    Heatmap,
+    LearningCurves,
+    LinePlot,
+    Ranking,
+    SeedDots,
+)
 from agalite.studies.results import Results
 from agalite.studies.statistics import Summary, summarise
 from agalite.training.plots import bootstrap_interval
@@ -42,7 +50,10 @@ def draw(results: Results) -> list[DrawnFigure]:
         canvas = function(results, figure)
         if canvas is None:
             continue
-        bands = not isinstance(figure, Heatmap | SeedDots) and not results.study.metrics[0].exact
+        bands = (
+            not isinstance(figure, Heatmap | SeedDots | Ranking)
+            and not results.study.metrics[0].exact
+        )
         svg = _to_svg(canvas, f"{results.study.name}-{name}")
         title = figure.title or _default_title(results, figure)
         drawn.append(DrawnFigure(name, title, svg, _to_png(canvas), bands))
@@ -218,11 +229,31 @@ def _draw_seed_dots(results: Results, figure: SeedDots) -> Any:
     return canvas
 
 
+def _draw_ranking(results: Results, figure: Ranking) -> Any:
+    del figure
+    found = aggregates(results)
+    if not found:
+        return None
+    tasks = max(len(a.tasks) for a in found)
+    canvas = new_figure(6.8, max(2.4, 1.0 + 0.26 * len(found)))
+    ax = canvas.subplots()
+    for row, a in enumerate(reversed(found)):
+        ax.barh(row, a.high - a.low, left=a.low, height=0.62, color=COLOURS[0], alpha=0.35)
+        ax.plot([a.mean, a.mean], [row - 0.31, row + 0.31], color=INK, linewidth=1.6)
+    # One with fewer tasks is not comparable with the others.
+    names = [a.label if len(a.tasks) == tasks else f"{a.label} ({len(a.tasks)})" for a in found]
+    ax.set_yticks(range(len(found)), names[::-1])
+    _style(ax, f"interquartile mean of the score over {tasks} tasks, 95% interval", "", "")
+    ax.set_xlim(0, 1)
+    return canvas
+
+
 _KINDS: dict[type, tuple[Callable[[Results, Any], Any], str]] = {
     LinePlot: (_draw_line_plot, "line-plot"),
     LearningCurves: (_draw_learning_curves, "learning-curves"),
     Heatmap: (_draw_heatmap, "heatmap"),
     SeedDots: (_draw_seed_dots, "seeds"),
+    Ranking: (_draw_ranking, "ranking"),
 }
 
 
@@ -314,6 +345,8 @@ def _default_title(results: Results, figure: Figure) -> str:
         return f"{metric} against {_to_words(figure.x)}"
     if isinstance(figure, Heatmap):
         return f"{metric} over {_to_words(figure.x)} and {_to_words(figure.y)}"
+    if isinstance(figure, Ranking):
+        return "score over all tasks"
     if isinstance(figure, SeedDots):
         return f"{metric} of every seed"
     return "learning curves" + (f" of {figure.columns}" if figure.columns else "")

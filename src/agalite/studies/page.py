@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from agalite.studies._wording import count_of, duration, join_words
+from agalite.studies.aggregate import aggregates, gap_closed
 from agalite.studies.claims import Verdict
-from agalite.studies.declaration import Measurement, Study
+from agalite.studies.declaration import LEARNED, Measurement, Study
 from agalite.studies.figures import DrawnFigure
 from agalite.studies.results import Choice, Results, count_failures
 from agalite.studies.statistics import probability_of_improvement, summarise
@@ -84,6 +87,7 @@ def render_page(
             f"<figcaption>{escape(figure.title)}{_caption(study, figure)}</figcaption></figure>"
             for figure in figures
         ),
+        _together(results),
         _claims(results, verdicts),
         _choices(study, choices),
         _numbers(results),
@@ -178,6 +182,59 @@ def _choices(study: Study, choices: Sequence[Choice]) -> str:
     return f"<h2>What the sweep chooses</h2><p>{escape(words)}</p>" + _table(heads, rows, "choices")
 
 
+def _together(results: Results) -> str:
+    """The scores of all tasks side by side, for studies that have them."""
+    found = aggregates(results)
+    if not found:
+        return ""
+    study = results.study
+    tasks = [task for task in study.scores if any(task in a.tasks for a in found)]
+    closed = gap_closed(found, *study.gap) if study.gap else {}
+    heads = [str(study.compared), "all tasks", "95% interval", *tasks]
+    heads += ["gap closed"] if closed else []
+    heads += ["learned", "steps a second", "parameters", "floats of state"]
+    rows = []
+    for a in found:
+        learned = sum(np.isfinite(x) for x in a.sooner.values())
+        row = [_Cell(escape(a.label)), _number(round(a.mean, 3))]
+        row.append(_Cell(f"{a.low:.2f} to {a.high:.2f}", a.low))
+        row += [_number(round(a.tasks[t], 2)) if t in a.tasks else _Cell("") for t in tasks]
+        if closed:
+            row.append(_number(round(closed[a.label], 2)) if a.label in closed else _Cell(""))
+        row.append(_Cell(f"{learned} of {len(a.tasks)}", learned))
+        row += [_number(float(f"{a.speed:.3g}")), _number(a.parameters), _number(a.state)]
+        rows.append(row)
+    steps = [
+        [
+            _Cell(escape(a.label)),
+            *(_late(a.sooner[t]) if t in a.sooner else _Cell("") for t in tasks),
+        ]
+        for a in found
+    ]
+    limits = "; ".join(f"{t}: {s.low:g} to {s.high:g}" for t, s in study.scores.items())
+    words = (
+        "A score is 0 for what an agent without memory or without learning gets, and 1 for the "
+        f"best there is ({limits}), by the last fifth of each run. Over all tasks it is the "
+        "interquartile mean over tasks and seeds; for the interval the seeds of each task are "
+        f"resampled. Learned: tasks in which the median seed reaches {LEARNED:g}."
+    )
+    if closed and study.gap:
+        words += (
+            f" Gap closed: the share of the way from {study.gap[1]} to {study.gap[0]}, neither of "
+            "which has a memory, over the tasks in which they are at least 0.1 apart."
+        )
+    return (
+        f"<h2>All tasks</h2><p>{escape(words)}</p>"
+        + _table(heads, rows, "together")
+        + f"<h3>Steps until the score reaches {LEARNED:g}</h3>"
+        + _table([str(study.compared), *tasks], steps, "sooner")
+    )
+
+
+def _late(steps: float) -> "_Cell":
+    return _number(round(steps)) if np.isfinite(steps) else _Cell("never", 1e18)
+
+
 def _factors(names: Sequence[str]) -> str:
     return join_words([name.replace("_", " ") for name in names])
 
@@ -265,7 +322,7 @@ def _improvement(results: Results) -> str:
     values = {label: results.values({factor: label}, metric.column) for label in labels}
     values = {label: v[v == v] for label, v in values.items()}
     values = {label: v for label, v in values.items() if len(v) > 1}
-    if not 2 <= len(values) <= 12:
+    if not 2 <= len(values) <= 20:
         return ""
     rows = []
     for a, x in values.items():

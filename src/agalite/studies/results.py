@@ -11,19 +11,24 @@ import numpy as np
 from jaxtyping import Float
 
 from agalite.studies.declaration import (
+    LEARNED,
+    SCORE,
+    TASK,
     Levels,
     Measurement,
     Metric,
+    Score,
     SeedFailure,
     Study,
     Training,
 )
 from agalite.studies.statistics import binned_curves, mean_of_last_steps
-from agalite.studies.trials import Trial, check_format, expand, study_folder
+from agalite.studies.trials import Trial, check_format, expand, make_config, study_folder
 
 Values = Float[np.ndarray, " seeds"]
 
 _NEAR = 0.02  # of the best mean: candidates of a sweep that count as equal
+_SCORE_BINS = 40
 _WHOLE_BINS = 100  # parts of a run, which count alike in its mean ("whole:...")
 _SESSION_FIELDS = {"command", "started", "machine", "versions", "seconds", "trials"}
 
@@ -106,11 +111,14 @@ class Results:
 
         ends, curves = None, []
         for point in self.select(levels):
+            score = self.study.scores.get(point.levels.get(TASK, "")) if column == SCORE else None
+            shown = column if score is None else score.column
             for trial in point.trials:
                 table = read_metrics(trial.folder)
-                if column not in table or not len(table["step"]):
+                if shown not in table or not len(table["step"]):
                     continue
-                steps, values = binned_curves(table, column, bins, _whole_run(trial))
+                steps, values = binned_curves(table, shown, bins, _whole_run(trial))
+                values = values if score is None else score.of(values)
                 if ends is None or len(steps) == len(ends):
                     ends = steps
                     curves.append(values)
@@ -139,7 +147,7 @@ def load(study: Study, scale: str, out: Path) -> Results:
         if trial.state() != "finished":
             continue
         try:
-            parts = _read(trial, study.metrics, study.seed_failures)
+            parts = _read(trial, study)
         # Whatever damaged files lead to: the report of the other trials is still written.
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             problem = str(error) if isinstance(error, ValueError) else repr(error)
@@ -171,7 +179,7 @@ def _merge(point: Point, part: Point) -> None:
     point.summary["seconds"] = point.summary.get("seconds", 0) + part.summary["seconds"]
 
 
-def _read(trial: Trial, metrics: Sequence[Metric], failures: Sequence[SeedFailure]) -> list[Point]:
+def _read(trial: Trial, study: Study) -> list[Point]:
     if isinstance(trial.kind, Measurement):
         return _read_rows(trial)
     from agalite.training.logging import read_metrics
@@ -187,11 +195,13 @@ def _read(trial: Trial, metrics: Sequence[Metric], failures: Sequence[SeedFailur
                 f"{summary['steps']:,}"
             )
     values, shortened = {}, {}
-    for failure in failures:
+    for failure in study.seed_failures:
         if failure.column in table:
             fifth = max(1, int(table["step"].max()) // 5)
             values[failure.column] = mean_of_last_steps(table, failure.column, fifth)
-    for metric in metrics:
+    if score := study.scores.get(trial.levels.get(TASK, "")):
+        values |= _scores(trial, table, score)
+    for metric in study.metrics:
         if metric.column.startswith("summary:"):
             found = summary[metric.column.removeprefix("summary:")]
             values[metric.column] = np.atleast_1d(np.asarray(found, np.float64))
@@ -209,9 +219,33 @@ def _read(trial: Trial, metrics: Sequence[Metric], failures: Sequence[SeedFailur
     facts = {
         "steps": summary.get("steps"),
         "parameters": summary.get("parameters"),
+        "state": _state_size(trial) if study.scores else None,
         "seconds": summary.get("seconds_of_this_session", 0.0),
     }
     return [Point(dict(trial.levels), values, [trial], facts, shortened)]
+
+
+def _scores(trial: Trial, table: dict[str, np.ndarray], score: Score) -> dict[str, Values]:
+    """The score at the end of a run, and the step at which the task was learned."""
+    fifth = max(1, int(table["step"].max()) // 5)
+    ends, curves = binned_curves(table, score.column, _SCORE_BINS, _whole_run(trial))
+    learned = score.of(curves) >= LEARNED
+    first = np.where(learned.any(axis=1), ends[np.argmax(learned, axis=1)], np.nan)
+    return {
+        SCORE: score.of(mean_of_last_steps(table, score.column, fifth)),
+        "learned at": first,
+    }
+
+
+def _state_size(trial: Trial) -> int:
+    """Floats that the memory of a trial carries from step to step."""
+    import jax
+
+    from agalite.memory import make_memory
+
+    config = make_config(trial)
+    # It does not depend on the width of the input.
+    return jax.eval_shape(lambda: make_memory(config.memory, 8, **config.memory_options)).state_size
 
 
 def count_failures(point: Point, ways: Sequence[SeedFailure]) -> dict[str, int]:

@@ -24,6 +24,7 @@ _FILES = (
     "horizon",
     "rtrl",
     "gtrxl_window",
+    "memory_models",
     "lra",
     "latency",
     "cost",
