@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -101,13 +102,19 @@ def available_memory() -> int | None:
 
 
 def processor() -> str:
-    """The name of the CPU; empty if it is not known."""
+    """The name of the CPU; empty if it is not known.
+
+    Virtual machines often name a family of processors only ("AMD EPYC"), so its numbers follow.
+    """
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
-            return next(names, platform.processor())
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor()
+    first = text.split("\n\n")[0]
+    facts = dict(re.findall(r"^([\w ]+?)\s*:\s*(.*?)\s*$", first, re.MULTILINE))
+    name = facts.get("model name", platform.processor())
+    numbers = [f"{x.split()[-1]} {facts[x]}" for x in ("cpu family", "model") if x in facts]
+    return f"{name} ({' '.join(numbers)})" if numbers else name
 
 
 def commit() -> str | None:

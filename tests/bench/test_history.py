@@ -45,6 +45,44 @@ def test_a_commit_measured_again_replaces_its_entry(tmp_path):
     assert "| speed | >= 1 | 3 |\n" in history(tmp_path, result(file, "a", 3.0))
 
 
+def test_a_benchmark_that_says_its_name_is_found_under_it(tmp_path):
+    file = tmp_path / "mine.json"
+    stored = json.loads((result(file, "a", 2.0) and file).read_text())
+    file.write_text(json.dumps({**stored, "benchmark": "start"}))
+    page = history(tmp_path, str(file))
+    assert "## start" in page
+    assert "mine" not in page
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"what": 1, "value": 2.0, "limit": ">= 1"},
+        {"what": "a", "value": "x", "limit": ">= 1"},
+        {"what": "a", "value": float("nan"), "limit": ">= 1"},
+        {"what": "a", "value": 2.0, "limit": None},
+    ],
+)
+def test_targets_that_cannot_be_shown_are_refused_and_not_kept(target, tmp_path, capsys):
+    out = tmp_path / "out"
+    history(tmp_path, result(tmp_path / "good.json", "a", 2.0))
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({"machine": {}, "targets": [target]}))
+    before = (out / "history.json").read_bytes()
+    assert cli.main(["bench", "history", str(bad), "--out", str(out)]) == 2
+    assert str(bad) in capsys.readouterr().err
+    assert (out / "history.json").read_bytes() == before
+    (out / "history.json").write_text('{"entries": [{"benchmark": 3}]}')
+    assert cli.main(["bench", "history", "--out", str(out)]) == 2
+    assert "history.json is damaged" in capsys.readouterr().err
+
+
+def test_an_empty_history_is_refused(tmp_path, capsys):
+    assert cli.main(["bench", "history", "--out", str(tmp_path / "none")]) == 2
+    assert "name result files" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize("text", ["{}", "[1]", "{", '{"machine": {}, "targets": []}'])
 def test_files_without_targets_are_refused(text, tmp_path, capsys):
     file = tmp_path / "x.json"

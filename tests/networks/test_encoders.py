@@ -142,7 +142,11 @@ def test_each_patch_has_numbers_of_its_own(shape, patch_size, patches):
             "patch_size=10 must divide .* 84 x 84 pixels; 2, 3, 4, 6, 7",
         ),
         ("patch", (84, 62, 3), 12, "patch_size=12 .* 84 x 62 pixels; 2 would"),
-        ("patch-large", (17, 17, 3), None, "no number from 2 to 12 divides both sides .* 17 x 17"),
+        ("patch-large", (17, 17, 3), None, "no number .* of 17 x 17 pixels; set patch_size to one"),
+        ("patch", (39, 26, 3), None, "to one of: 13$"),
+        ("patch", (39, 39, 3), 2, "patch_size=2 must divide"),
+        ("patch", (37, 38, 3), None, "divides both .* pixels; take encoder='atari'$"),
+        ("patch", (7, 9, 3), None, "pixels; take another size of observations$"),
         ("atari", (84, 84, 3), 12, "patch_size=12 is for encoder='patch'"),
         ("patch", (84,), None, "expects [(]x, y, channel[)]"),
     ],
@@ -296,6 +300,7 @@ def test_observations_kept_as_bits_are_the_same_observations():
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(packed.obs))
     assert size == 5 * observation_bytes("auto", space) == 5 * (33 * 4 + 10 * 4)
     assert observation_bytes("vector", space) == 1040 * 4
+    assert observation_bytes("auto", PIXELS) == 84 * 84 * 3
 
     def loss(model, inputs):
         _, policy, values = model.scan(model.initial_state(), inputs)

@@ -1,5 +1,7 @@
 """Sessions of training: stop signals, summaries, warnings, and runs that have ended."""
 
+import dataclasses
+import importlib
 import os
 import re
 import signal
@@ -16,7 +18,7 @@ from agalite.agents.ppo import PPO
 from agalite.system import Stopped, available_memory
 from agalite.training import session
 from agalite.training.checkpoint import Checkpoints
-from agalite.training.config import TrainConfig
+from agalite.training.config import HostConfig, TrainConfig
 from agalite.training.logging import MetricsWriter
 from agalite.training.run import Run
 from agalite.training.session import (
@@ -28,6 +30,9 @@ from agalite.training.session import (
     stop_signals,
 )
 from agalite.training.train import Trainer
+
+# `agalite.training.train` is the function too.
+train = importlib.import_module("agalite.training.train")
 
 
 def test_a_run_without_a_finished_episode_has_no_curve(tmp_path):
@@ -130,6 +135,34 @@ def test_a_gradient_step_that_does_not_fit_into_memory_is_refused(monkeypatch):
     fitting = int(fitting.replace(",", "")) // 128 * 128
     assert fitting < 1_048_576 / float(gib)
     Trainer(TrainConfig(**settings, num_envs=fitting // 128, agent=A2C()))
+
+
+def test_more_seeds_than_fit_into_memory_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "available_memory", lambda: 2**30)
+    small = {"memory": "gru", "memory_options": {"d_model": 8, "hidden_size": 8}}
+    config = TrainConfig(env="tmaze", **small, num_envs=2, num_steps=8, seeds=100_000)
+    words = r"100,000 seeds of 0\.\d MiB each need .* 1.0 GiB of memory .* at most [\d,]+ fit"
+    with pytest.raises(ValueError, match=words):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    train.Trainer(dataclasses.replace(config, seeds=10)).check_state_memory()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"encoder": "patch"}, r"expects \(x, y, channel\)"),
+        ({"batch_size": 2**20}, "take a smaller batch_size"),
+    ],
+)
+def test_what_does_not_fit_a_gymnasium_environment_leaves_no_run(
+    settings, words, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(session, "available_memory", lambda: 2**20)
+    config = HostConfig(env="gym:CartPole-v1", num_workers=1, processes=False, **settings)
+    with pytest.raises(ValueError, match=words):
+        train.train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_available_memory_is_that_of_this_machine():

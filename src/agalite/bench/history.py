@@ -6,6 +6,7 @@ that is worse than before on the same kind of machine is a regression.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ def run(results: Sequence[Path], out: Path) -> None:
     """
     new = [_entry(path) for path in results]
     store, page = out / "history.json", out / "history.md"
+    entries = add(_read(store), new)
+    if not entries:
+        raise ValueError(f"{store} does not exist: name result files that benchmarks wrote")
     out.mkdir(exist_ok=True)
     for path in (store, page):
         files.check_writable("out", path)
-    entries = add(_read(store), new)
     files.write_json(store, {"entries": entries})
     files.write(page, render(entries).encode())
     print(f"{len(entries)} entries in {store}\nwritten to {page}")
@@ -98,27 +101,49 @@ def _heading(entry: Entry) -> str:
 def _entry(path: Path) -> Entry:
     try:
         stored = json.loads(path.read_text())
-        machine, targets = stored["machine"], stored["targets"]
-        if not targets:
-            raise KeyError("targets")
-        return {
-            "benchmark": path.stem,
-            **{name: machine.get(name, "") for name in ("agalite", "commit", "cpu")},
-            "targets": [{n: t[n] for n in ("what", "value", "limit")} for t in targets],
-        }
-    except (OSError, ValueError) as error:
+        machine = stored["machine"]
+        return _checked(
+            {
+                # Files that name no benchmark are told apart by their own names.
+                "benchmark": stored.get("benchmark", path.stem),
+                **{name: machine.get(name, "") for name in ("agalite", "commit", "cpu")},
+                "targets": [
+                    {n: t[n] for n in ("what", "value", "limit")} for t in stored["targets"]
+                ],
+            }
+        )
+    except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    except (KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"{path} is not a result file of a benchmark with targets ({error}); "
+            f"{path} is not a result file of a benchmark with targets ({reason}); "
             "agalite bench throughput --out writes them"
         ) from error
+
+
+def _checked(entry: Any) -> Entry:
+    """An entry whose targets can be shown; ValueError if they cannot, KeyError without them."""
+    targets = entry["targets"]
+    if not targets:
+        raise ValueError("it has no targets")
+    for name in ("benchmark", "agalite", "commit", "cpu"):
+        if not isinstance(entry[name], str | None):
+            raise ValueError(f"{name}={entry[name]!r} is not a text")
+    for target in targets:
+        value, limit = target["value"], target["limit"]
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if not number or isinstance(value, bool) or not isinstance(target["what"], str):
+            raise ValueError(f"value={value!r} of {target['what']!r} is not a number of a text")
+        if not isinstance(limit, str) or not limit.startswith(("<=", ">=")):
+            raise ValueError(f"limit={limit!r} of {target['what']!r} must begin with <= or >=")
+    return entry
 
 
 def _read(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_text())["entries"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it") from error
+        return [_checked(entry) for entry in json.loads(path.read_text())["entries"]]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}); remove it") from error

@@ -439,10 +439,12 @@ def _patch_size(shape: tuple[int, ...], size: int | None) -> int:
     if size is None:
         fitting = [n for n in divisors if n <= _LARGEST_PATCH]
         if not fitting:
+            sides = f"observations of {shape[0]} x {shape[1]} pixels"
+            fixes = [f"set patch_size to one of: {', '.join(map(str, divisors))}"] * bool(divisors)
+            fixes += ["take encoder='atari'"] * (min(shape[:2]) >= _SMALLEST_IMAGE)
             raise ValueError(
-                f"patch_size: no number from 2 to {_LARGEST_PATCH} divides both sides of "
-                f"observations of {shape[0]} x {shape[1]} pixels; set patch_size, or take "
-                "encoder='atari'"
+                f"patch_size: no number from 2 to {_LARGEST_PATCH} divides both sides of {sides}; "
+                f"{' or '.join(fixes) or 'take another size of observations'}"
             )
         return fitting[-1]
     validation.check_integer("patch_size", size, minimum=2)

@@ -263,7 +263,8 @@ def _train(
 
         faults = _Faults(kinds, seconds, every, actors, show)
         with faults, contextlib.suppress(TimeIsUp):
-            asynchronous.train(folder, config, actors, resumed=False, quiet=True)
+            learner = asynchronous.make_learner(config, actors)
+            asynchronous.train(folder, learner, actors, resumed=False, quiet=True)
         progress.remove_task(task)
     if faults.error is not None:
         raise faults.error

@@ -69,10 +69,15 @@ def check_memory(config: Config, observation_space: Any) -> None:
     if needed > available:
         seeds = f" and {together} seeds at a time" if together > 1 else ""
         fitting = available // (2 * one * together)
+        fewer = (
+            "take a smaller batch_size"
+            if isinstance(config, HostConfig)
+            else "take fewer environments or a smaller num_steps"
+        )
         raise ValueError(
             f"an update of {config.steps_per_update:,} steps{seeds} holds observations of "
             f"{needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB of memory are available; "
-            f"at most {fitting:,} steps fit: take fewer environments or a smaller num_steps"
+            f"at most {fitting:,} steps fit: {fewer}"
         )
 
 

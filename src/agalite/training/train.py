@@ -38,7 +38,8 @@ from agalite.envs.registry import make
 from agalite.envs.vector import VectorEnv
 from agalite.memory.registry import models_with_traces
 from agalite.networks.actor_critic import ActorCritic, partition_shapes
-from agalite.system import Stopped
+from agalite.networks.encoders import observation_bytes
+from agalite.system import Stopped, available_memory
 from agalite.training.asynchronous import train as asynchronous
 from agalite.training.checkpoint import Checkpoints
 from agalite.training.config import HostConfig, TrainConfig
@@ -117,6 +118,27 @@ class Trainer:
                 min(config.num_seeds, jax.local_device_count()),
                 "take fewer environments, a smaller num_steps"
                 + (" or more minibatches (num_minibatches)" if batches else ""),
+            )
+
+    @property
+    def observation_bytes(self) -> int:
+        """What the observations of an update take, as they are kept for learning."""
+        space = self.env.observation_space(self.env.default_params)
+        return self.config.steps_per_update * observation_bytes(self.config.encoder, space)
+
+    def check_state_memory(self) -> None:
+        """Refuses more seeds than fit into memory with their weights, optimizers and states."""
+        available = available_memory()
+        if available is None or jax.default_backend() != "cpu":
+            return
+        state = jax.eval_shape(self.init, jnp.uint32(0))
+        one = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+        count = self.config.num_seeds
+        if count * one > available:
+            raise ValueError(
+                f"{count:,} seeds of {one / 2**20:.1f} MiB each need "
+                f"{count * one / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB of memory are "
+                f"available; at most {available // one:,} fit: take fewer (seeds), or several runs"
             )
 
     def _kept_for_backward(self, sequences: int) -> int:
@@ -313,15 +335,18 @@ def train(
     enable_compilation_cache()
     kernels.build_ahead()
     if isinstance(config, HostConfig):
-        with (
-            contextlib.closing(asynchronous.make_actors(config, ray)) as actors,
-            _new_run(config, folder, wandb=wandb, quiet=quiet) as run,
-        ):
-            asynchronous.train(run, config, actors, resumed=False, quiet=quiet)
+        with contextlib.closing(asynchronous.make_actors(config, ray)) as actors:
+            learner = asynchronous.make_learner(config, actors)
+            with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
+                asynchronous.train(run, learner, actors, resumed=False, quiet=quiet)
         return run
     trainer = Trainer(config)
+    trainer.check_state_memory()
     with _new_run(config, folder, wandb=wandb, quiet=quiet) as run:
-        run.log(f"started: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters")
+        run.log(
+            f"started: {config.env}, {config.memory}, {trainer.parameter_count:,} parameters; "
+            f"observations of an update: {trainer.observation_bytes / 2**20:.1f} MiB"
+        )
         seeds = Seeds(config.seeds, uneven=True)
         state = seeds.init(trainer.init, config.seed_numbers)
         _train_loop(run, trainer, seeds, state, quiet=quiet)
@@ -349,7 +374,8 @@ def resume(folder: str | os.PathLike[str], *, quiet: bool = False, ray: str | No
         _check_ray(config, ray)
         if isinstance(config, HostConfig):
             with contextlib.closing(asynchronous.make_actors(config, ray)) as actors:
-                asynchronous.train(run, config, actors, resumed=True, quiet=quiet)
+                learner = asynchronous.make_learner(config, actors)
+                asynchronous.train(run, learner, actors, resumed=True, quiet=quiet)
             return run
         trainer, seeds = Trainer(config), Seeds(config.seeds, uneven=True)
         checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)

@@ -99,31 +99,44 @@ def make_actors(config: HostConfig, ray: str | None) -> Actors:
         raise ValueError(str(error)) from error
 
 
+def make_learner(config: HostConfig, actors: Actors) -> Learner:
+    """The learner of a run, for the spaces of its environments.
+
+    A configuration that does not fit them is refused here, before there is a run.
+
+    **Arguments:**
+
+    - `config`: of the run.
+    - `actors`: from `make_actors`.
+    """
+    check_memory(config, actors.spaces[0])
+    return Learner(config, Network(config, *actors.spaces))
+
+
 def train(
-    run: Run, config: HostConfig, actors: Actors, *, resumed: bool, quiet: bool = False
+    run: Run, learner: Learner, actors: Actors, *, resumed: bool, quiet: bool = False
 ) -> None:
     """Train a run to its end.
 
     **Arguments:**
 
     - `run`: open for writing.
-    - `config`: of the run.
+    - `learner`: from `make_learner`.
     - `actors`: from `make_actors`; closed at the end.
     - `resumed`: continue from the newest checkpoint rather than from the beginning.
     - `quiet`: show no progress.
     """
+    config = learner.config
     checkpoints = Checkpoints(run.checkpoints_folder, config.keep_checkpoints)
     try:
-        check_memory(config, actors.spaces[0])
-        network = Network(config, *actors.spaces)
-        learner = Learner(config, network)
         state = None
         if resumed:
             note = "; environments cannot be restored, all of them begin new episodes"
             state = restore_latest(run, checkpoints, learner.state_shapes(), note=note)
         else:
             run.log(
-                f"started: {config.env}, {config.memory}, {network.parameter_count:,} parameters"
+                f"started: {config.env}, {config.memory}, "
+                f"{learner.network.parameter_count:,} parameters"
             )
         if state is None:
             state = learner.init(np.uint32(config.seed))
