@@ -25,8 +25,9 @@ def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     if value not in names:
         separator = "; " if any("," in n for n in names) else ", "
-        close = difflib.get_close_matches(str(value).lower(), names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        by_lower = {n.lower(): n for n in names}
+        close = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
+        hint = f"; did you mean {by_lower[close[0]]}?" if close else ""
         raise ValueError(
             f"{name}={value!r} is unknown; choose one of: {separator.join(names)}{hint}"
         )

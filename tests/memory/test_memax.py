@@ -42,8 +42,8 @@ def test_every_cell_can_be_named_and_no_other():
     assert MemaxConfig.__dataclass_fields__["cell"].default in CELLS
     for cell in CELLS:
         jax.eval_shape(lambda cell=cell: Memax(INPUT, cell=cell, d_model=16, key=jax.random.key(0)))
-    with pytest.raises(ValueError, match="cell='RNN' is unknown; choose one of: Attention"):
-        make_memory("memax", INPUT, cell="RNN")
+    with pytest.raises(ValueError, match=r"cell='gdn' is unknown; .*; did you mean GDN\?"):
+        make_memory("memax", INPUT, cell="gdn")
 
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
