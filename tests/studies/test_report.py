@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agalite.studies import page, report, runner
+from agalite.studies import page, report, runner, verdicts
 from agalite.studies.declaration import (
     Better,
     Between,
@@ -201,3 +201,22 @@ def test_a_sweep_states_its_rule_and_writes_its_choice(tmp_path):
     rule = "For each agent: the r with the lowest mean of error, over all seeds"
     assert rule in path.read_text()
     assert json.loads((path.parent / "chosen.json").read_text()) == {"good": {"r": 2}}
+
+
+def test_a_verdict_says_of_how_many_trials_it_is(tmp_path, monkeypatch):
+    claim = Claim(
+        says="More vectors are better.",
+        where="here",
+        tests=(Better(a={"r": "4"}, b={"r": "1"}),),
+        scales=("smoke",),
+    )
+    study = measured_study("partial", claims=(claim,), figures=())
+    monkeypatch.setattr(verdicts, "studies", lambda: {"partial": study})
+    trials = expand(study, "smoke", tmp_path)
+    runner.run(trials[::2], quiet=True)  # r=1 and r=4
+    report.write(study, "smoke", tmp_path)
+    (row,) = verdicts.claim_rows(tmp_path, "smoke")
+    assert (row.verdict, row.seeds) == ("agrees", "5 (2 of 3 trials)")
+    runner.run(trials, quiet=True)
+    report.write(study, "smoke", tmp_path)
+    assert verdicts.claim_rows(tmp_path, "smoke")[0].seeds == "5"

@@ -66,6 +66,10 @@ def _numbers(results: Results, verdicts: list[Verdict], choices: list[Choice]) -
         "study": results.study.name,
         "scale": results.scale,
         "points": points,
+        "trials": {
+            "finished": sum(results.state(trial) == "finished" for trial in results.trials),
+            "declared": len(results.trials),
+        },
         "claims": [
             {"says": v.claim.says, "measured": v.measured, "verdict": v.word} for v in verdicts
         ],

@@ -25,7 +25,7 @@ class Row:
     verdict: str
     measured: tuple[str, ...]
     seeds: str
-    """Of each combination of levels: "5", or "2 to 5"."""
+    """Of each combination of levels: "5", or "2 to 5"; and of how many trials, if not of all."""
 
     @property
     def ours(self) -> bool:
@@ -54,6 +54,9 @@ def claim_rows(out: Path, scale: str) -> list[Row]:
             {len(x["values"]) for p in numbers.get("points", ()) for x in _metrics(p) if x}
         )
         seeds = " to ".join(str(n) for n in dict.fromkeys((*counts[:1], *counts[-1:])))
+        trials = numbers.get("trials", {"finished": 0, "declared": 0})
+        if trials["finished"] < trials["declared"]:
+            seeds += f" ({trials['finished']} of {trials['declared']} trials)"
         for claim in study.claims:
             row = found.get(claim.says)
             if not claim.tests or scale not in claim.scales:
