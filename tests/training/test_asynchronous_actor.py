@@ -253,6 +253,17 @@ def test_enough_is_enough(network, tmp_path):
     assert sum("fault" in line for line in log) == 3
 
 
+def test_an_environment_that_fails_at_the_same_step_every_time(network, tmp_path):
+    log = []
+    faulty = {"how": "raise", "folder": str(tmp_path), "times": 99}
+    playing = actor(network, log, env="gym:host_envs:Faulty-v0", env_options=faulty, restarts=90)
+    same = r"worker \d of actor 0 failed 5 times in the same way, each time 4 steps after .*bad day"
+    with pytest.raises(TooManyFaults, match=same):
+        collect(playing, 200)
+    playing.close()
+    assert len(list(tmp_path.iterdir())) < 20
+
+
 def test_two_groups_step_at_the_same_time(network, tmp_path):
     """While one group's environments are busy, those of the other are given something to do."""
     log = tmp_path / "steps"

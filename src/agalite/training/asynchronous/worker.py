@@ -56,8 +56,12 @@ def split_workers(workers: int, groups: int) -> list[range]:
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
+# A worker that fails as often as this after as many steps with the same message is not restarted.
+_SAME_FAULTS = 5
+
+
 class TooManyFaults(ValueError):
-    """Environments failed more often than `restarts` allows."""
+    """Environments failed more often than `restarts` allows, or in the same way every time."""
 
 
 class FaultCounter:
@@ -74,13 +78,30 @@ class FaultCounter:
         self.stopping = False
         """The actor is being closed: its environments end with errors and are not restarted."""
         self._limit, self._log = limit, log
+        self._last: dict[str, tuple[tuple[str, int], int]] = {}
 
-    def add(self, where: str, error: EnvError) -> None:
-        """Count a fault; raise `TooManyFaults` if it is one too many."""
+    def add(self, where: str, error: EnvError, steps: int) -> None:
+        """Count a fault; raise `TooManyFaults` if it is one too many.
+
+        **Arguments:**
+
+        - `where`: names the environments.
+        - `error`: what happened.
+        - `steps`: since these environments were started.
+        """
         if self.stopping:
             raise error
         self.count += 1
         self._log(f"fault {self.count} in {where}: {error}")
+        what = (str(error).splitlines()[0], steps)
+        last, repeated = self._last.get(where, (None, 0))
+        repeated = repeated + 1 if what == last else 1
+        self._last[where] = what, repeated
+        if repeated == _SAME_FAULTS and self.count <= self._limit:
+            raise TooManyFaults(
+                f"{where} failed {repeated} times in the same way, each time {steps} steps after "
+                f"it was started, so that another restart will not help: {what[0]}"
+            )
         if self.count > self._limit:
             raise TooManyFaults(
                 f"environments failed {self.count} times (restarts={self._limit} are allowed); "
@@ -127,6 +148,7 @@ class EnvGroup:
     ) -> None:
         self._indices, self._actor, self._seed, self._faults = indices, actor, seed, faults
         self._restarts = [0] * len(indices)
+        self._steps = [0] * len(indices)  # since the last restart
         self._envs_per_worker = first.num_envs
         self._errors: dict[int, EnvError] = {}  # of `send`, handled by the next `receive`
         self.workers = [first]
@@ -178,6 +200,7 @@ class EnvGroup:
             if error is None:
                 try:
                     steps.append(worker.receive())
+                    self._steps[i] += 1
                     restarted.append(np.zeros(self._envs_per_worker, bool))
                     continue
                 except EnvError as caught:
@@ -194,8 +217,9 @@ class EnvGroup:
         """Replace a worker, again if the new one fails too; returns its first observations."""
         while True:
             index = self._indices[i]
-            self._faults.add(f"worker {index} of {self._actor}", error)
+            self._faults.add(f"worker {index} of {self._actor}", error, self._steps[i])
             self._restarts[i] += 1
+            self._steps[i] = 0
             try:
                 self.workers[i] = self.workers[i].recreate(self._seed(index, self._restarts[i]))
                 return self.workers[i].reset()
