@@ -7,7 +7,11 @@ import pytest
 
 from agalite.memory import make_memory
 from agalite.memory.agalite import AGaLiTe
+from agalite.memory.diagonal import DiagonalMixer
 from agalite.memory.layers import prepare_for_inference
+from agalite.memory.mingru import MinGRUMixer
+from agalite.memory.registry import models_with_traces
+from agalite.memory.s5 import S5Mixer
 
 INPUT, STEPS, LAST = 3, 11, 3  # the loss reads the last steps: the last chunk
 SMALL = {"d_model": 6, "layers": 1, "heads": 2, "head_size": 4, "ffn_size": 5, "eta": 2}
@@ -25,6 +29,19 @@ OTHERS = {
     "associative": {"method": "associative", "r": 2},
     "chunked": {"method": "chunked", "basis": "slots", "r": 2},
     "ungated elu1": {"gating": False, "feature": "elu1", "r": 2},
+}
+SMALL_DIAGONAL = {"d_model": 6, "layers": 1, "ffn_size": 5, "hidden_size": 4}
+DIAGONAL = {
+    "lru": ("lru", {}),
+    "s5": ("s5", {"blocks": 2}),
+    "rtu": ("rtu", {"activation": "tanh"}),
+    "mingru": ("mingru", {}),
+}
+OTHER_DIAGONAL = {
+    "rtu relu": ("rtu", {"method": "associative"}),
+    "lru chunked": ("lru", {"method": "chunked"}),
+    "s5 associative": ("s5", {"blocks": 1, "method": "associative"}),
+    "mingru chunked": ("mingru", {"method": "chunked"}),
 }
 SPLITS = ((4, 1, 3), (8,), (1,) * 8, (2, 6))
 
@@ -48,11 +65,30 @@ def random_model(kind=None, **options):
     model = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(make))
     # Gates around 0.1: what was written before the last chunk counts.
     for block in model.blocks:
-        project = block.attention.project
+        slow_down(block.attention)
+    return model
+
+
+def slow_down(attention):
+    """Gates and rates around 0.1."""
+    if isinstance(attention, MinGRUMixer):
+        gates = jnp.arange(attention.into.bias.size) < attention.config.hidden_size
+        object.__setattr__(attention.into, "bias", attention.into.bias - 2.0 * gates)
+    elif isinstance(attention, S5Mixer):
+        object.__setattr__(attention, "log_step", attention.log_step - 2.0)
+    elif isinstance(attention, DiagonalMixer):
+        object.__setattr__(attention.eigenvalues, "nu", attention.eigenvalues.nu - 2.0)
+    else:
+        project = attention.project
         names = np.concatenate([[name] * width for name, width in project.widths])
         shift = jnp.where(np.isin(names, ("beta", "gamma")), -2.0, 0.0)
         object.__setattr__(project, "bias", project.bias + shift)
-    return model
+
+
+def random_diagonal(row, **options):
+    name, of_row = (DIAGONAL | OTHER_DIAGONAL)[row]
+    options = SMALL_DIAGONAL | of_row | options
+    return random_model(lambda: make_memory(name, INPUT, **options))
 
 
 def data(seed, often=0.1):
@@ -94,8 +130,11 @@ def gradients(model, xs, resets, lengths):
 
 
 def recurrent(gradient, layer=0):
-    """What the trace is exact for: the attention's norm and projections."""
+    """What the trace is exact for: the attention's norm, and its projections or constants."""
     attention = gradient.blocks[layer].attention
+    if isinstance(attention, DiagonalMixer):
+        above = ("out", "skip", "bias", "config")
+        return [x for name, x in vars(attention).items() if name not in above]
     project, norm = attention.project, attention.norm
     return [project.inputs.weight, project.bias, norm.scale, norm.bias]
 
@@ -112,7 +151,10 @@ def check_one_layer(model, splits):
         full, traced, truncated = compiled(model, *data(seed, 0.1 * seed), split)
         assert apart(recurrent(traced), recurrent(full)) < 1e-10
         # All above the recurrence is exact without a trace, and stays so.
-        assert apart(traced.blocks[0].mlp, full.blocks[0].mlp) < 1e-10
+        for gradient in (traced, truncated):
+            assert apart(gradient.blocks[0].mlp, full.blocks[0].mlp) < 1e-10
+        if isinstance(model.blocks[0].attention, DiagonalMixer):  # none of its gradients are zero
+            assert apart(traced.blocks, full.blocks) < 1e-10
         assert apart(recurrent(truncated), recurrent(full)) > 0.2
 
 
@@ -135,9 +177,26 @@ def test_one_layer_is_full_backpropagation_however_it_is_split(variant):
     check_one_layer(random_model(lambda: Unfolded(INPUT, key=key, **options)), SPLITS[:1])
 
 
-def test_a_stack_has_each_layers_own_past():
+@pytest.mark.parametrize("row", DIAGONAL)
+def test_one_layer_of_a_diagonal_recurrence_is_full_backpropagation(row):
+    check_one_layer(random_diagonal(row), SPLITS[:1] * 2)  # without resets, and with them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", DIAGONAL | OTHER_DIAGONAL)
+def test_one_layer_of_a_diagonal_recurrence_however_it_is_split(row):
+    check_one_layer(random_diagonal(row), SPLITS)
+
+
+@pytest.mark.parametrize(
+    "row", ["agalite", "s5", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lru", "mingru"))]
+)
+def test_a_stack_has_each_layers_own_past(row):
     """Its definition: the past inputs of every layer are constants."""
-    model = random_model(**SMALL | {"layers": 2, "method": "sequential", "r": 2})
+    if row == "agalite":
+        model = random_model(**SMALL | {"layers": 2, "method": "sequential", "r": 2})
+    else:
+        model = random_diagonal(row, layers=2, method="sequential")
     past, last = slice(STEPS - LAST), slice(STEPS - LAST, None)
 
     def defined(model, xs, resets):
@@ -197,6 +256,22 @@ def test_models_without_traces_say_so():
     assert not dpfp.has_traces
     with pytest.raises(ValueError, match="feature='dpfp' has no traces"):
         dpfp.initial_trace()
+    rtu = shapes_of("rtu", **SMALL_DIAGONAL | {"variant": "nonlinear"})
+    assert not rtu.has_traces
+    assert rtu.trace_size == 0
+    with pytest.raises(ValueError, match="variant='nonlinear' has no traces"):
+        rtu.initial_trace()
+    assert models_with_traces() == ["agalite", *DIAGONAL]
+
+
+def test_sizes_of_the_traces_of_diagonal_recurrences():
+    """For each of four elements a complex constant and the row of six inputs and one that is a
+    bias; or two real rows."""
+    for row in DIAGONAL:
+        name, options = DIAGONAL[row]
+        model = shapes_of(name, **SMALL_DIAGONAL | options | {"layers": 3})
+        assert model.has_traces
+        assert model.trace_size == 3 * 4 * 2 * (7 if row == "mingru" else 1 + 7)
 
 
 def test_arguments_that_do_not_fit_are_refused():

@@ -23,6 +23,8 @@ CONFIG = {
     "hidden_size": 8,
     "gradient": "rtrl",
 }
+DIAGONAL = {"d_model": 8, "layers": 1, "ffn_size": 4, "hidden_size": 6}
+LRU = {"memory": "lru", "memory_options": DIAGONAL}  # its trace is complex
 
 
 def check_resume(config, tmp_path):
@@ -48,8 +50,9 @@ def check_resume(config, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_run_with_traces_resumes_to_the_bit(tmp_path):
-    check_resume(CONFIG, tmp_path)
+@pytest.mark.parametrize("change", [{}, LRU], ids=["agalite", "lru"])
+def test_a_run_with_traces_resumes_to_the_bit(change, tmp_path):
+    check_resume(CONFIG | change, tmp_path)
 
 
 @pytest.mark.slow
@@ -61,6 +64,8 @@ def test_a_run_with_traces_resumes_to_the_bit(tmp_path):
         {"agent": PPO(num_minibatches=2, target_kl=0.1), "separate_critic": True},
         {"agent": APPO(num_minibatches=1, update_epochs=1)},
         {"precision": "bfloat16", "previous_action": True},
+        LRU | {"precision": "bfloat16", "seq_len": 4, "agent": PPO(num_minibatches=2)},
+        {"memory": "mingru", "memory_options": DIAGONAL},
     ],
 )
 def test_every_combination_resumes_to_the_bit(change, tmp_path):
@@ -85,5 +90,8 @@ def test_models_and_environments_without_traces_are_refused():
     dpfp = {"memory_options": {"feature": "dpfp"}}
     with pytest.raises(ValueError, match="agalite has none with these options"):
         Trainer(TrainConfig(**CONFIG | dpfp))
+    nonlinear = {"memory": "rtu", "memory_options": DIAGONAL | {"variant": "nonlinear"}}
+    with pytest.raises(ValueError, match="rtu has none with these options"):
+        Trainer(TrainConfig(**CONFIG | nonlinear))
     with pytest.raises(ValueError, match="gradient='rtrl' is for JAX environments"):
         HostConfig(env="gym:CartPole-v1", gradient="rtrl")

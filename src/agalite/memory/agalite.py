@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from agalite import kernels, validation
-from agalite.memory.block import Attention, Block, Stack, StackConfig
+from agalite.memory.block import Block, StackConfig, TracedAttention, TracedStack
 from agalite.memory.layers import (
     PROJECTION_INITS,
     FusedProjection,
@@ -86,7 +86,7 @@ class AGaLiTeConfig(StackConfig):
         validation.check_integer("seed", self.seed, minimum=0)
 
 
-class AGaLiTeAttention(Attention):
+class AGaLiTeAttention(TracedAttention):
     """(T, D) -> (T, D): norm, projections, Algorithm 4's memory, output."""
 
     norm: LayerNorm
@@ -162,6 +162,11 @@ class AGaLiTeAttention(Attention):
         return self.config.feature != "dpfp"  # whose features depend on two rows of W_K each
 
     def initial_trace(self) -> AGaLiTeTrace:
+        if not self.has_traces:
+            raise ValueError(
+                "feature='dpfp' has no traces: each of its features depends on two rows of a "
+                "projection; choose outer, elu1 or relu"
+            )
         c, dtype = self.config, self.out.weight.dtype
         state = self.initial_state()
         shapes = self._factors(state.keys).shape, state.values.shape
@@ -176,10 +181,6 @@ class AGaLiTeAttention(Attention):
         resets: Bool[Array, " T"],
         past: "AGaLiTeAttention",
     ) -> tuple[AGaLiTeState, Float[Array, "T D"], AGaLiTeTrace]:
-        """As a call, with a gradient that reaches norm and projections through the trace.
-
-        Also returns the trace after the last input.
-        """
         inputs = normalise(h)
         scale, bias = (broadcast_like(x, inputs) for x in (self.norm.scale, self.norm.bias))
         columns = self.project(inputs * scale + bias)
@@ -272,7 +273,7 @@ class AGaLiTeMemoryState(NamedTuple):
     signs: UInt32[Array, " 2"] | None
 
 
-class AGaLiTe(Stack):
+class AGaLiTe(TracedStack):
     """The approximate gated linear transformer: (T, input_size) -> (T, d_model).
 
     The state is layers * heads * (r // 2 + 1) * (eta * V + V) floats in the paper's basis, and one
@@ -327,53 +328,8 @@ class AGaLiTe(Stack):
         )
         return AGaLiTeMemoryState(keys, values, layers[0].phase, before.signs)
 
-    # --- traces -----------------------------------------------------------------------------------
-
-    @property
-    def has_traces(self) -> bool:
-        return self._layer(0).has_traces
-
-    def initial_trace(self) -> tuple[AGaLiTeTrace, ...]:
-        """One trace for each layer (`ops.traces.AGaLiTeTrace`), zeros.
-
-        With fixed weights the gradient of a sequence equals that of full backpropagation through
-        all of the past for the attention's norm and projections in a model of one layer, and for
-        everything above them. In a stack every layer has its own trace. Left out is the effect that
-        weights had on the past inputs of the layers above them: of the norm, projections, output,
-        gates and MLP of a layer through the states of later layers, and of the embedding, and any
-        encoder below it, through all states. Their gradients reach back to the beginning of the
-        sequence.
-        """
-        if not self.has_traces:
-            raise ValueError(
-                "feature='dpfp' has no traces: each of its features depends on two rows of a "
-                "projection; choose outer, elu1 or relu"
-            )
-        return tuple(self._layer(i).initial_trace() for i in range(self.config.layers))
-
-    def _layer(self, i: int) -> AGaLiTeAttention:
-        blocks = self.blocks.blocks if isinstance(self.blocks, PackedBlocks) else self.blocks
-        attention: Any = blocks[i].attention
-        return attention
-
-    def _run_traced(
-        self,
-        state: AGaLiTeMemoryState,
-        trace: tuple[AGaLiTeTrace, ...],
-        xs: Float[Array, "T input"],
-        resets: Bool[Array, " T"],
-        past: Any,
-    ) -> tuple[AGaLiTeMemoryState, Float[Array, "T D"], tuple[AGaLiTeTrace, ...]]:
-        blocks = self.blocks.blocks if isinstance(self.blocks, PackedBlocks) else self.blocks
-        h = relu(self.embedding(xs))
-        states, traces = [], []
-        for i, (block, old) in enumerate(zip(blocks, self._layer_states(state), strict=True)):
-            attention: Any = block.attention
-            new, out, new_trace = attention.traced(old, trace[i], h, resets, past._layer(i))
-            h = block.behind_attention(h, out)
-            states.append(new)
-            traces.append(new_trace)
-        return self._join_states(state, tuple(states)), h, tuple(traces)
+    def _plain_blocks(self) -> tuple[Block, ...]:
+        return self.blocks.blocks if isinstance(self.blocks, PackedBlocks) else self.blocks
 
     def refresh(self, state: AGaLiTeMemoryState) -> AGaLiTeMemoryState:
         return state  # nothing in it is derived from the present weights

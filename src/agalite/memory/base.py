@@ -228,11 +228,12 @@ class Memory(eqx.Module, Generic[State]):
 
     @property
     def trace_size(self) -> int:
-        """Numbers in the trace of one sequence; 0 without traces."""
+        """Numbers in the trace of one sequence, of complex ones both parts; 0 without traces."""
         if not self.has_traces:
             return 0
         shapes: Any = eqx.filter_eval_shape(lambda memory: memory.initial_trace(), self)
-        return sum(x.size for x in jax.tree.leaves(shapes))
+        leaves = jax.tree.leaves(shapes)
+        return sum(x.size * (1 + jnp.issubdtype(x.dtype, jnp.complexfloating)) for x in leaves)
 
     def refresh(self, state: State) -> State:
         """The same state for the present weights, after an update of the weights.

@@ -77,24 +77,30 @@ class Attention(eqx.Module):
         return state
 
 
-class DiagonalMixer(Attention):
-    """A memory in the place of the attention whose elements evolve by themselves.
+class TracedAttention(Attention):
+    """An attention, or what stands in its place, that can have traces (`ops.traces`)."""
 
-        s_t = decay_t * s_{t-1} + drive_t
-
-    The state is one vector (N,) of real numbers or `Complex` ones, in which every element has a
-    decay and a drive of its own. A unit that has a nonlinearity applies it to s_t.
-    """
-
-    norm: eqx.AbstractVar[LayerNorm]
+    @property
+    def has_traces(self) -> bool:
+        return True
 
     @abc.abstractmethod
-    def recurrence(self, x: Float[Array, "T D"]) -> tuple[Any, Any]:
-        """decays and drives (T, N), arrays or both `Complex`, of the inputs after the norm."""
+    def initial_trace(self) -> Any:
+        """Of the initial state: zeros. Without traces an error that says why."""
 
     @abc.abstractmethod
-    def written(self, x: Float[Array, "T D"]) -> Float[Array, "T N"]:
-        """The factor with which each element takes in its projection of the input."""
+    def traced(
+        self,
+        state: Any,
+        trace: Any,
+        h: Float[Array, "T D"],
+        resets: Bool[Array, " T"],
+        past: Any,
+    ) -> tuple[Any, Float[Array, "T D"], Any]:
+        """As a call, with a gradient that reaches weights of `past` through the trace.
+
+        Also returns the trace after the last input.
+        """
 
 
 class Block(eqx.Module):
@@ -175,3 +181,61 @@ class Stack(Memory):
             self.embedding = eqx.tree_at(lambda d: d.bias, self.embedding, bias)
         self.blocks = tuple(blocks)
         self.input_size, self.output_size = input_size, config.d_model
+
+
+class TracedStack(Stack):
+    """A stack of blocks whose attentions can have traces."""
+
+    @property
+    def has_traces(self) -> bool:
+        return self._attentions()[0].has_traces
+
+    def initial_trace(self) -> tuple[Any, ...]:
+        """One trace for each layer (`ops.traces`), zeros.
+
+        With fixed weights the gradient of a sequence equals that of full backpropagation through
+        all of the past for what a model of one layer computes its recurrence from: the norm before
+        it, projections, gates and rates; and for everything above them. In a stack every layer has
+        its own trace. Left out is the effect that weights had on the past inputs of the layers
+        above them: of the norm, recurrence, output, gates and MLP of a layer through the states of
+        later layers, and of the embedding, and any encoder below it, through all states. Their
+        gradients reach back to the beginning of the sequence.
+        """
+        return tuple(attention.initial_trace() for attention in self._attentions())
+
+    def _run_traced(
+        self,
+        state: Any,
+        trace: tuple[Any, ...],
+        xs: Float[Array, "T input"],
+        resets: Bool[Array, " T"],
+        past: Any,
+    ) -> tuple[Any, Float[Array, "T D"], tuple[Any, ...]]:
+        h = relu(self.embedding(xs))
+        states, traces = [], []
+        layers = zip(
+            self._plain_blocks(), self._layer_states(state), trace, past._attentions(), strict=True
+        )
+        for block, old, old_trace, of_past in layers:
+            attention: Any = block.attention
+            new, out, new_trace = attention.traced(old, old_trace, h, resets, of_past)
+            h = block.behind_attention(h, out)
+            states.append(new)
+            traces.append(new_trace)
+        return self._join_states(state, tuple(states)), h, tuple(traces)
+
+    def _attentions(self) -> tuple[TracedAttention, ...]:
+        attentions: Any = tuple(block.attention for block in self._plain_blocks())
+        return attentions
+
+    # A model that keeps its layers' weights or states in another form overrides these.
+
+    def _plain_blocks(self) -> tuple[Block, ...]:
+        return self.blocks
+
+    def _layer_states(self, state: Any) -> tuple[Any, ...]:
+        return state
+
+    def _join_states(self, before: Any, layers: tuple[Any, ...]) -> Any:
+        del before
+        return layers

@@ -93,11 +93,6 @@ class ComplexOut(eqx.Module):
         return self.real(h.real) - self.imag(h.imag)
 
 
-def broadcast_rows(a: Complex, like: Float[Array, "T N"]) -> Complex:
-    """a (N,) for every row of `like`."""
-    return Complex(broadcast_like(a.real, like), broadcast_like(a.imag, like))
-
-
 class HeadsOut(eqx.Module):
     """(T, H, V) -> (T, D): the outputs of all heads into the model's width."""
 

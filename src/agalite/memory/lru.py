@@ -15,13 +15,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite import validation
-from agalite.memory.block import BlockConfig, DiagonalMixer, Stack
-from agalite.memory.layers import ComplexIn, ComplexOut, LayerNorm, broadcast_rows, time_constants
+from agalite.memory.block import BlockConfig, TracedStack
+from agalite.memory.diagonal import ConstantMixer
+from agalite.memory.layers import ComplexIn, ComplexOut, LayerNorm, time_constants
 from agalite.ops.matmul import broadcast_like
-from agalite.ops.recurrence import METHODS, Complex, Method, linear_recurrence
+from agalite.ops.recurrence import METHODS, Complex, Method
 
 # Limits of nu, theta and log gamma: beyond them exp(exp(nu)) or the gradient of |lambda| overflow.
 # They leave time constants from less than a step to 160,000 steps.
@@ -103,7 +104,7 @@ class Eigenvalues(eqx.Module):
         return jnp.sqrt(-jnp.expm1(-2 * self.rate()))
 
 
-class LRUMixer(DiagonalMixer):
+class LRUMixer(ConstantMixer):
     """(T, D) -> (T, D): norm, then the linear recurrence and its output."""
 
     norm: LayerNorm
@@ -134,32 +135,14 @@ class LRUMixer(DiagonalMixer):
         self.out = ComplexOut(c.hidden_size, c.d_model, init=c_init, key=out)
         self.skip = jax.random.normal(skip, (c.d_model,))
 
-    def initial_state(self) -> Complex:
-        zero = jnp.zeros(self.config.hidden_size, self.skip.dtype)
-        return Complex(zero, zero)
+    def constants(self) -> tuple[Complex, Float[Array, " N"]]:
+        return self.eigenvalues.values(), jnp.exp(jnp.minimum(self.log_gamma, _LARGEST))
 
-    def written(self, x: Float[Array, "T D"]) -> Float[Array, "T N"]:
-        return jnp.broadcast_to(self._gamma(), (x.shape[0], self.config.hidden_size))
-
-    def _gamma(self) -> Float[Array, " N"]:
-        return jnp.exp(jnp.minimum(self.log_gamma, _LARGEST))
-
-    def recurrence(self, x: Float[Array, "T D"]) -> tuple[Complex, Complex]:
-        bx = self.into(x)
-        gamma = broadcast_like(self._gamma(), bx.real)
-        decays = broadcast_rows(self.eigenvalues.values(), bx.real)
-        return decays, Complex(gamma * bx.real, gamma * bx.imag)
-
-    def __call__(
-        self, state: Complex, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[Complex, Float[Array, "T D"]]:
-        x = self.norm(h)
-        decays, drives = self.recurrence(x)
-        states = linear_recurrence(decays, drives, state, resets, method=self.config.method)
-        return states[-1], self.out(states) + broadcast_like(self.skip, x) * x
+    def output(self, states: Complex, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return self.out(states) + broadcast_like(self.skip, x) * x
 
 
-class LRU(Stack):
+class LRU(TracedStack):
     """LRU: (T, input_size) -> (T, d_model).
 
     The state has 2 * layers * hidden_size floats.

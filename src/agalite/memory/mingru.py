@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite import validation
-from agalite.memory.block import BlockConfig, DiagonalMixer, Stack
+from agalite.memory.block import BlockConfig, TracedStack
+from agalite.memory.diagonal import DiagonalMixer
 from agalite.memory.layers import Dense, LayerNorm, write_bias
 from agalite.ops.activations import sigmoid
-from agalite.ops.recurrence import METHODS, Method, linear_recurrence
+from agalite.ops.recurrence import METHODS, Method
+from agalite.ops.traces import RowTrace
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,27 @@ class MinGRUMixer(DiagonalMixer):
         z = sigmoid(gate)
         return 1 - z, z * candidate
 
-    def __call__(
-        self, state: Float[Array, " N"], h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[Float[Array, " N"], Float[Array, "T D"]]:
-        decays, drives = self.recurrence(self.norm(h))
-        states = linear_recurrence(decays, drives, state, resets, method=self.config.method)
-        return states[-1], self.out(states)
+    def output(self, states: Float[Array, "T N"], x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        del x
+        return self.out(states)
+
+    def rows(self) -> dict[str, RowTrace]:
+        weights, biases = jnp.split(self.into.weight[...], 2), jnp.split(self.into.bias, 2)
+        gate, candidate = (RowTrace(w.T, b) for w, b in zip(weights, biases, strict=True))
+        return {"gate": gate, "candidate": candidate}
+
+    def derivatives(
+        self,
+        decays: Float[Array, "T N"],
+        drives: Float[Array, "T N"],
+        previous: Float[Array, "T N"],
+    ) -> dict[str, Float[Array, "T N"]]:
+        z = 1 - decays
+        # Of the gate z (1 - z) (h~ - h), with h~ = drive / z.
+        return {"gate": decays * (drives - z * previous), "candidate": z}
 
 
-class MinGRU(Stack):
+class MinGRU(TracedStack):
     """minGRU: (T, input_size) -> (T, d_model).
 
     The state has layers * hidden_size floats.

@@ -8,7 +8,9 @@ The hidden state of a unit is two real numbers, which a step rotates by theta an
 with r = exp(-exp(nu)), theta = exp(log theta) and phi = sqrt(1 - r^2). A linear RTU's output is
 f(h1), f(h2); a nonlinear one applies f inside the recurrence, to both right-hand sides. That is
 LRU's recurrence for a complex h = h1 + i h2, with an output that is a function of h and not its
-real part alone, and with a phi that is no parameter of its own.
+real part alone, and with a phi that is no parameter of its own. Linear units have traces. Nonlinear
+ones have none: f acts on both numbers separately, and what a step leaves of their derivatives is a
+matrix of two by two, no complex factor.
 """
 
 import math
@@ -21,8 +23,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from agalite import validation
-from agalite.memory.block import BlockConfig, DiagonalMixer, Stack
-from agalite.memory.layers import ComplexIn, ComplexOut, LayerNorm, broadcast_rows
+from agalite.memory.block import BlockConfig, TracedStack
+from agalite.memory.diagonal import ConstantMixer
+from agalite.memory.layers import ComplexIn, ComplexOut, LayerNorm
 from agalite.memory.lru import Eigenvalues, check_ring
 from agalite.ops.activations import relu, tanh
 from agalite.ops.matmul import broadcast_like
@@ -33,8 +36,8 @@ from agalite.ops.recurrence import (
     Complex,
     Method,
     activated_recurrence,
-    linear_recurrence,
 )
+from agalite.ops.traces import RowTrace
 
 Variant = Literal["linear", "nonlinear"]
 VARIANTS = ("linear", "nonlinear")
@@ -73,7 +76,7 @@ class RTUConfig(BlockConfig):
         object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
 
 
-class RTUMixer(DiagonalMixer):
+class RTUMixer(ConstantMixer):
     """(T, D) -> (T, D): norm, units, and an output that reads both numbers of each unit."""
 
     norm: LayerNorm
@@ -99,38 +102,39 @@ class RTUMixer(DiagonalMixer):
         self.out = ComplexOut(c.hidden_size, c.d_model, key=out)
         self.bias = jnp.zeros(c.d_model)
 
-    def initial_state(self) -> Complex:
-        zero = jnp.zeros(self.config.hidden_size, self.bias.dtype)
-        return Complex(zero, zero)
+    def constants(self) -> tuple[Complex, Float[Array, " N"]]:
+        return self.eigenvalues.values(), self.eigenvalues.normaliser()
 
-    def written(self, x: Float[Array, "T D"]) -> Float[Array, "T N"]:
-        return jnp.broadcast_to(
-            self.eigenvalues.normaliser(), (x.shape[0], self.config.hidden_size)
+    def states(
+        self, decays: Complex, drives: Complex, initial: Complex, resets: Bool[Array, " T"]
+    ) -> Complex:
+        if self.config.variant == "linear":
+            return super().states(decays, drives, initial, resets)
+        return activated_recurrence(
+            decays, drives, initial, resets, activation=self.config.activation
         )
 
-    def recurrence(self, x: Float[Array, "T D"]) -> tuple[Complex, Complex]:
-        wx = self.into(x)
-        phi = broadcast_like(self.eigenvalues.normaliser(), wx.real)
-        decays = broadcast_rows(self.eigenvalues.values(), wx.real)
-        return decays, Complex(phi * wx.real, phi * wx.imag)
+    def output(self, states: Complex, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        del x
+        if self.config.variant == "linear":
+            states = jax.tree.map(tanh if self.config.activation == "tanh" else relu, states)
+        y = self.out(states)
+        return y + broadcast_like(self.bias, y)
 
-    def __call__(
-        self, state: Complex, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[Complex, Float[Array, "T D"]]:
-        c = self.config
-        decays, drives = self.recurrence(self.norm(h))
-        if c.variant == "nonlinear":
-            states = active = activated_recurrence(
-                decays, drives, state, resets, activation=c.activation
+    @property
+    def has_traces(self) -> bool:
+        return self.config.variant == "linear"
+
+    def initial_trace(self) -> dict[str, RowTrace]:
+        if not self.has_traces:
+            raise ValueError(
+                "variant='nonlinear' has no traces: with f inside the recurrence a unit's decay "
+                "is a matrix of two by two and no complex number; choose linear"
             )
-        else:
-            states = linear_recurrence(decays, drives, state, resets, method=c.method)
-            active = jax.tree.map(tanh if c.activation == "tanh" else relu, states)
-        y = self.out(active)
-        return states[-1], y + broadcast_like(self.bias, y)
+        return super().initial_trace()
 
 
-class RTU(Stack):
+class RTU(TracedStack):
     """RTU: (T, input_size) -> (T, d_model).
 
     The state has 2 * layers * hidden_size floats.

@@ -18,19 +18,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from agalite import validation
-from agalite.memory.block import BlockConfig, DiagonalMixer, Stack
-from agalite.memory.layers import (
-    ComplexIn,
-    ComplexOut,
-    LayerNorm,
-    broadcast_rows,
-    time_constants,
-)
+from agalite.memory.block import BlockConfig, TracedStack
+from agalite.memory.diagonal import ConstantMixer
+from agalite.memory.layers import ComplexIn, ComplexOut, LayerNorm, time_constants
 from agalite.ops.matmul import broadcast_like
-from agalite.ops.recurrence import METHODS, Complex, Method, linear_recurrence
+from agalite.ops.recurrence import METHODS, Complex, Method
 
 # Limits of log(-Re Lambda) and log Delta: within them 1 / Lambda and all gradients are finite.
 _SMALLEST, _LARGEST = -12.0, 8.0
@@ -89,7 +84,7 @@ def hippo_n(size: int) -> tuple[np.ndarray, np.ndarray]:
     return imaginary[size:], vectors[:, size:]
 
 
-class S5Mixer(DiagonalMixer):
+class S5Mixer(ConstantMixer):
     """(T, D) -> (T, D): norm, then the discretised state-space model."""
 
     norm: LayerNorm
@@ -118,11 +113,7 @@ class S5Mixer(DiagonalMixer):
         self.into, self.out = _projections(c, vectors, into, out)
         self.skip = jax.random.normal(skip, (c.d_model,))
 
-    def initial_state(self) -> Complex:
-        zero = jnp.zeros(self.config.hidden_size, self.skip.dtype)
-        return Complex(zero, zero)
-
-    def discretised(self) -> tuple[Complex, Complex]:
+    def constants(self) -> tuple[Complex, Complex]:
         """exp(Lambda Delta) and (exp(Lambda Delta) - 1) / Lambda, (N,)."""
         rate = jnp.exp(jnp.clip(self.log_rate, _SMALLEST, _LARGEST))
         step = jnp.exp(jnp.clip(self.log_step, _SMALLEST, _LARGEST))
@@ -136,23 +127,8 @@ class S5Mixer(DiagonalMixer):
         norm = jnp.square(rate) + jnp.square(self.frequency)
         return decay, change * Complex(-rate / norm, -self.frequency / norm)
 
-    def written(self, x: Float[Array, "T D"]) -> Float[Array, "T N"]:
-        hold = self.discretised()[1]
-        size = jnp.sqrt(jnp.square(hold.real) + jnp.square(hold.imag))
-        return jnp.broadcast_to(size, (x.shape[0], self.config.hidden_size))
-
-    def recurrence(self, x: Float[Array, "T D"]) -> tuple[Complex, Complex]:
-        bx = self.into(x)
-        decay, hold = self.discretised()
-        return broadcast_rows(decay, bx.real), broadcast_rows(hold, bx.real) * bx
-
-    def __call__(
-        self, state: Complex, h: Float[Array, "T D"], resets: Bool[Array, " T"]
-    ) -> tuple[Complex, Float[Array, "T D"]]:
-        x = self.norm(h)
-        decays, drives = self.recurrence(x)
-        states = linear_recurrence(decays, drives, state, resets, method=self.config.method)
-        return states[-1], 2 * self.out(states) + broadcast_like(self.skip, x) * x
+    def output(self, states: Complex, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        return 2 * self.out(states) + broadcast_like(self.skip, x) * x
 
 
 def _projections(
@@ -187,7 +163,7 @@ def _projections(
     )
 
 
-class S5(Stack):
+class S5(TracedStack):
     """S5: (T, input_size) -> (T, d_model).
 
     The state has 2 * layers * hidden_size floats.

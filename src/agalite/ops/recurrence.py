@@ -39,7 +39,9 @@ class Complex(eqx.Module):
     real: Float[Array, "..."]
     imag: Float[Array, "..."]
 
-    def __mul__(self, other: "Complex") -> "Complex":
+    def __mul__(self, other: "Complex | Array") -> "Complex":
+        if not isinstance(other, Complex):
+            return Complex(self.real * other, self.imag * other)
         return Complex(
             self.real * other.real - self.imag * other.imag,
             self.real * other.imag + self.imag * other.real,

@@ -15,8 +15,9 @@ from jaxtyping import Array, Bool, Float
 
 from agalite.memory import Memory
 from agalite.memory.agalite import AGaLiTeAttention
-from agalite.memory.block import Attention, DiagonalMixer, Stack
+from agalite.memory.block import Attention, Stack
 from agalite.memory.deltanet import DeltaNetAttention
+from agalite.memory.diagonal import DiagonalMixer
 from agalite.memory.ffm import FFMAttention
 from agalite.memory.galite import GaLiTeAttention
 from agalite.memory.gru import GRU
