@@ -5,7 +5,8 @@ without, interleaved. Every program continues from its own last state, as traini
 later rounds also show whether the time grows with the length of the stream.
 
 Angles: between the gradient of the last steps of a sequence and that of full backpropagation
-through the whole sequence, for models of 1, 2 and 4 layers, with traces and without.
+through the whole sequence, for AGaLiTe with 1, 2 and 4 layers and one layer of every other model
+that has traces, with them and without.
 """
 
 import functools
@@ -25,7 +26,7 @@ from agalite.agents.a2c import A2C
 from agalite.bench.report import at_most, show_targets, write_results
 from agalite.bench.timing import Program, interleave, progress_bar, temporary_bytes
 from agalite.memory import Memory, make_memory
-from agalite.memory.registry import SMALL
+from agalite.memory.registry import DIAGONAL, SMALL
 from agalite.training.config import TrainConfig
 from agalite.training.session import enable_compilation_cache
 from agalite.training.train import Trainer
@@ -37,7 +38,8 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "small, 32 x 16": (SMALL["agalite"], 32, 16),
 }
 LIMIT = 1.5
-LAYERS = (1, 2, 4)
+DEPTHS = (("agalite", 1), ("agalite", 2), ("agalite", 4), *((name, 1) for name in DIAGONAL))
+"""Models and their numbers of layers."""
 STEPS, LAST = 128, 16
 
 
@@ -158,32 +160,29 @@ def cost_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def angles(
-    layers: tuple[int, ...] = LAYERS, options: dict[str, Any] | None = None, seeds: int = 3
-) -> list[dict[str, Any]]:
+def angles(depths: tuple[tuple[str, int], ...] = DEPTHS, seeds: int = 3) -> list[dict[str, Any]]:
     """Angles to full backpropagation, in degrees, means over `seeds` models.
 
     The gradient is that of a random linear function of the outputs of the last LAST of STEPS random
-    inputs. Gates start with time constants from 2 to 512 steps.
+    inputs. Models have the small size, and time constants from 2 to 512 steps.
 
     **Arguments:**
 
-    - `layers`: the depths.
-    - `options`: of AGaLiTe; `None`: the small size.
-    - `seeds`: how many models of each depth.
+    - `depths`: models and their numbers of layers.
+    - `seeds`: how many models of each.
     """
-    options = {**SMALL["agalite"], "horizon": (2.0, 512.0)} if options is None else options
     rows = []
-    for depth in layers:
-        measured = [_angles_of(depth, options, seed) for seed in range(seeds)]
-        mean = {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
-        rows.append({"layers": depth, **mean})
+    for name, layers in depths:
+        measured = [_angles_of(name, layers, seed) for seed in range(seeds)]
+        mean = {column: float(np.mean([m[column] for m in measured])) for column in measured[0]}
+        rows.append({"model": name, "layers": layers, **mean})
     return rows
 
 
-def _angles_of(depth: int, options: dict[str, Any], seed: int) -> dict[str, float]:
+def _angles_of(name: str, layers: int, seed: int) -> dict[str, float]:
     a, b, c = jax.random.split(jax.random.key(seed), 3)
-    model = make_memory("agalite", 16, key=a, **{**options, "layers": depth})
+    options = {**SMALL[name], "horizon": (2.0, 512.0), "layers": layers}
+    model = make_memory(name, 16, key=a, **options)
     xs = jax.random.normal(b, (STEPS, 16))
     readout = jax.random.normal(c, (LAST, model.output_size))
     resets = jnp.zeros(STEPS, bool)
@@ -206,14 +205,19 @@ def _angles_of(depth: int, options: dict[str, Any], seed: int) -> dict[str, floa
     truncated = gradient(lambda model: model.scan(state, *last)[1])
 
     def recurrent(gradient: Any) -> Any:
-        """The weights that the traces are of."""
-        return [(x.attention.norm, x.attention.project) for x in gradient.blocks]
+        """The weights that the traces are of: all but those that read the state."""
+        return [
+            eqx.filter(weights, eqx.is_array)
+            for block in gradient.blocks
+            for name, weights in vars(block.attention).items()
+            if name not in ("out", "skip", "bias")
+        ]
 
     return {
         "traces": angle(traced, expected),
         "truncated": angle(truncated, expected),
-        "traces, projections": angle(recurrent(traced), recurrent(expected)),
-        "truncated, projections": angle(recurrent(truncated), recurrent(expected)),
+        "traces, recurrence": angle(recurrent(traced), recurrent(expected)),
+        "truncated, recurrence": angle(recurrent(truncated), recurrent(expected)),
     }
 
 
@@ -232,12 +236,12 @@ def angle_table(rows: list[dict[str, Any]]) -> Table:
         title=f"Degrees between the gradient of the last {LAST} of {STEPS} steps and full "
         "backpropagation"
     )
-    columns = ("traces", "truncated", "traces, projections", "truncated, projections")
+    columns = ("traces", "truncated", "traces, recurrence", "truncated, recurrence")
+    table.add_column("model")
     for column in ("layers", *columns):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(str(row["layers"]), *(f"{row[column]:.1f}" for column in columns))
-    table.caption = (
-        "of all weights of the memory; and of the projections and norms that the traces are of"
-    )
+        numbers = (f"{row[column]:.1f}" for column in columns)
+        table.add_row(row["model"], str(row["layers"]), *numbers)
+    table.caption = "of all weights of the memory; and of those that the traces are of"
     return table

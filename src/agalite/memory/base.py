@@ -151,11 +151,11 @@ class Memory(eqx.Module, Generic[State]):
 
         A trace holds the derivative of the state by the weights that wrote it. Carried along with
         the state (`advance_trace`) and given to `scan`, it makes the gradient of a sequence that of
-        the whole past since the last reset: exactly for the weights that a layer's recurrence reads
-        its input with, if they have not changed meanwhile. Across layers, and to what lies below
-        the first of them, the gradient reaches back to the beginning of the sequence only. It
-        leaves out the effect of weights on the past *inputs* of a layer, that is, every path
-        through the states of layers above (Zucchet et al., 2023).
+        the whole past since the last reset: exactly for the weights that a layer's recurrence is
+        made of, if they have not changed meanwhile. Across layers, and to what lies below the first
+        of them, the gradient reaches back to the beginning of the sequence only. It leaves out the
+        effect of weights on the past *inputs* of a layer, that is, every path through the states of
+        layers above (Zucchet et al., 2023).
         """
         from agalite.memory.registry import models_with_traces
 
