@@ -18,6 +18,12 @@ from jax.core import Tracer
 
 # The largest float32. A larger number would silently become infinite in an array.
 _LARGEST = float(np.finfo(np.float32).max)
+# The smallest one with all its digits: a smaller number may become 0.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+# The largest int32: compiled programs count in it.
+LARGEST_INTEGER = 2**31 - 1
+# The largest integer that is exact as a float, of numbers that only Python counts.
+LARGEST_COUNT = 2**53
 
 
 def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
@@ -25,12 +31,17 @@ def check_one_of(name: str, value: object, allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     if value not in names:
         separator = "; " if any("," in n for n in names) else ", "
-        by_lower = {n.lower(): n for n in names}
-        close = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
-        hint = f"; did you mean {by_lower[close[0]]}?" if close else ""
         raise ValueError(
-            f"{name}={value!r} is unknown; choose one of: {separator.join(names)}{hint}"
+            f"{name}={value!r} is unknown; choose one of: {separator.join(names)}"
+            f"{near_match(value, names)}"
         )
+
+
+def near_match(value: object, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the most similar one, if there is any."""
+    by_lower = {n.lower(): n for n in names}
+    close = difflib.get_close_matches(str(value).lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
 def check_boolean(name: str, value: object) -> None:
@@ -45,10 +56,12 @@ def check_options(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} must be a dictionary of values by name")
 
 
-def check_integer(name: str, value: Any, *, minimum: int) -> None:
-    """`value` is an integer, of Python or NumPy, of at least `minimum`."""
+def check_integer(name: str, value: Any, *, minimum: int, maximum: int = LARGEST_INTEGER) -> None:
+    """`value` is an integer, of Python or NumPy, from `minimum` to `maximum`."""
     if not _is_integer(value) or int(value) < minimum:
         raise ValueError(f"{name}={value!r} must be a whole number >= {minimum}")
+    if int(value) > maximum:
+        raise ValueError(f"{name}={value!r} must be a whole number <= {maximum}")
 
 
 def check_integer_between(name: str, value: Any, low: int, high: int) -> None:
@@ -68,6 +81,7 @@ def check_number(
         raise ValueError(
             f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
         )
+    _check_not_tiny(name, value)
     return float(value)
 
 
@@ -77,7 +91,17 @@ def check_finite_number(name: str, value: Any) -> float:
         raise ValueError(
             f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
         )
+    _check_not_tiny(name, value)
     return float(value)
+
+
+def _check_not_tiny(name: str, value: Any) -> None:
+    """`value` does not silently become zero in an array of float32."""
+    if 0 < abs(value) < _SMALLEST:
+        raise ValueError(
+            f"{name}={_short(value)} is too small for float32, where it is 0; the smallest number "
+            f"other than 0 is {_SMALLEST:.3g}"
+        )
 
 
 def as_horizon(value: Any) -> tuple[float, float] | None:

@@ -176,6 +176,15 @@ def test_file_that_differs_is_not_kept(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_rounding_of_the_agent_itself_is_allowed_unless_a_tolerance_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr("agalite.export.verify.TOLERANCE", 1e-12)
+    agent, spaces, path = make(), (VECTOR, Discrete(4)), tmp_path / "policy.onnx"
+    with pytest.raises(ValueError, match="1e-12 is allowed"):
+        export_model(agent, spaces, onnx=path, tolerance=1e-12)
+    (file,) = export_model(agent, spaces, onnx=path)
+    assert 1e-12 < file.difference < 1e-5
+
+
 def test_both_formats_in_one_file_are_refused(tmp_path):
     path = tmp_path / "policy"
     with pytest.raises(ValueError, match="one would replace the other"):

@@ -3,15 +3,19 @@
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import textwrap
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from agalite import cli
+from agalite.bench.timing import progress_bar
 from agalite.soak import campaign, diary, mutate
 from agalite.soak.campaign import Figure, Record, differences, run_part
 from agalite.soak.kills import damage_newest
@@ -31,6 +35,44 @@ def make_run(folder, *, loss=1.0, weight=2.0, speed=10.0, sessions=1):
                     metrics.write(step, [{"losses/x": loss * step, "charts/SPS": speed}])
         Checkpoints(run.checkpoints_folder).save(30, {"w": jnp.full(3, weight), "n": 3})
     return folder
+
+
+def test_sigterm_leaves_no_process_and_no_folder(tmp_path):
+    code = """
+        import pathlib, subprocess, sys, time
+        from agalite.soak.campaign import Record, run_part, workspace
+
+        def part(record):
+            with workspace() as work:
+                sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
+                pathlib.Path(sys.argv[1], "seen").write_text(f"{sleeper.pid} {work}")
+                time.sleep(100)
+
+        run_part(part, Record("disk", 1, {}), pathlib.Path(sys.argv[1], "out"))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not ((seen := tmp_path / "seen").exists() and seen.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in errors
+    pid, work = seen.read_text().split()
+    assert not campaign.is_alive(int(pid))
+    assert not Path(work).exists()
+
+
+def test_progress_is_printed_where_there_is_no_terminal(capsys):
+    with progress_bar() as progress:
+        task = progress.add_task("input", total=20)
+        for _ in range(20):
+            progress.advance(task)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("input: ")]
+    assert len(lines) == 10
+    assert lines[4].startswith("input: 10 of 20, 0:00:0")
 
 
 @pytest.fixture(scope="module")

@@ -109,14 +109,15 @@ def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
 
 def test_observations_that_do_not_fit_into_memory_are_refused(monkeypatch):
     monkeypatch.setattr(session, "available_memory", lambda: 2**30)
-    config = TrainConfig(env="mystery-path-grid", num_envs=256, num_steps=64, seeds=3)
+    settings = {"env": "mystery-path-grid", "num_steps": 64, "agent": PPO(num_minibatches=64)}
+    config = TrainConfig(**settings, num_envs=256, seeds=3)
     Trainer(config)  # one seed after another
     # 84 * 84 * 3 bytes, 256 * 64 of them, for two seeds at a time, twice.
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     words = r"16,384 steps and 2 seeds at a time .* 1.3 GiB, and 1.0 GiB .* at most 12,681 steps"
     with pytest.raises(ValueError, match=words):
         Trainer(config)
-    Trainer(TrainConfig(env="mystery-path-grid", num_envs=128, num_steps=64, seeds=2))
+    Trainer(TrainConfig(**settings, num_envs=128, seeds=2))
 
 
 def test_a_gradient_step_that_does_not_fit_into_memory_is_refused(monkeypatch):
@@ -135,6 +136,24 @@ def test_a_gradient_step_that_does_not_fit_into_memory_is_refused(monkeypatch):
     fitting = int(fitting.replace(",", "")) // 128 * 128
     assert fitting < 1_048_576 / float(gib)
     Trainer(TrainConfig(**settings, num_envs=fitting // 128, agent=A2C()))
+
+
+def test_a_few_steps_of_a_large_encoder_that_do_not_fit_are_refused(monkeypatch):
+    """24 frames are 0.5 MB, and what residual convolutions keep of them is a hundred times that."""
+    monkeypatch.setattr(session, "available_memory", lambda: 2**25)
+    settings = {"env": "mystery-path-grid", "memory": "gru", "num_steps": 4, "num_envs": 6}
+    few = {"d_model": 8, "hidden_size": 8}
+    with pytest.raises(ValueError, match=r"step on 24 environment steps keeps 0\.\d GiB"):
+        Trainer(TrainConfig(**settings, encoder="impala", memory_options=few))
+
+
+def test_a_run_that_has_ended_and_lost_its_checkpoints_is_not_begun_anew(tmp_path):
+    with Run.create(tmp_path / "run", {}) as run:
+        checkpoints = Checkpoints(run.checkpoints_folder)
+        assert session.restore_latest(run, checkpoints, {}) is None
+        run.write_summary({"steps": 500})
+        with pytest.raises(ValueError, match=r"has ended, .* but its checkpoints are gone"):
+            session.restore_latest(run, checkpoints, {})
 
 
 def test_more_seeds_than_fit_into_memory_are_refused(monkeypatch, tmp_path):

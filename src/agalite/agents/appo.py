@@ -92,7 +92,7 @@ class APPO(PPO):
                 advantages=to_sequences(advantages, parts), targets=to_sequences(targets, parts)
             )
 
-        if self._steps_per_update == 1:
+        if self.gradient_steps == 1:
             # With one gradient step, its own forward pass also gives V-trace what it needs.
             ent_coef, clip_coef = self._entropy_coefficient(remaining), self._clip_range(remaining)
 

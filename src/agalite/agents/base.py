@@ -64,7 +64,7 @@ class RolloutAgent:
     def _rate(self, updates: int) -> float | optax.Schedule:
         if not self.anneal_lr:
             return self.learning_rate
-        steps = max(1, updates * self._steps_per_update)
+        steps = max(1, updates * self.gradient_steps)
         return optax.linear_schedule(self.learning_rate, 0.0, steps)
 
     def sampler(self, remaining: Float[Array, ""]) -> Sampler | None:
@@ -164,7 +164,7 @@ class RolloutAgent:
         return self.time_limit == "bootstrap"
 
     @property
-    def _steps_per_update(self) -> int:
+    def gradient_steps(self) -> int:
         """Gradient steps for each rollout."""
         return 1
 

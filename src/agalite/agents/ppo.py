@@ -54,7 +54,7 @@ class PPO(Agent):
             validation.check_number("target_kl", self.target_kl, minimum=0.0, above=True)
 
     @property
-    def _steps_per_update(self) -> int:
+    def gradient_steps(self) -> int:
         return self.update_epochs * self.num_minibatches
 
     def _learn(

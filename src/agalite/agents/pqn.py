@@ -87,7 +87,7 @@ class PQN(RolloutAgent):
         )
 
     @property
-    def _steps_per_update(self) -> int:
+    def gradient_steps(self) -> int:
         return self.update_epochs * self.num_minibatches
 
     def _returns(self, rollout: Rollout) -> Float[Array, "T B"]:

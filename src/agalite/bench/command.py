@@ -224,7 +224,7 @@ class Stream:
         from agalite.bench import stream
 
         validation.check_integer("rounds", self.rounds, minimum=1)
-        validation.check_integer("steps", self.steps, minimum=0)
+        validation.check_integer("steps", self.steps, minimum=0, maximum=validation.LARGEST_COUNT)
         if not self.widths or any(width < 2 or width % 2 for width in self.widths):
             raise ValueError(f"widths={self.widths} must be even numbers, at least 2")
         if self.out is not None:

@@ -43,7 +43,10 @@ def show_targets(targets: list[dict[str, Any]]) -> None:
 def check_folder(out: Path) -> None:
     """Makes the folder of the results; its parent must exist."""
     if not out.parent.is_dir():
-        raise ValueError(f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist")
+        raise ValueError(
+            f"out={str(out)!r}: the folder {str(out.parent)!r} does not exist; "
+            "make it, or choose another (--out)"
+        )
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={str(out)!r} is a file; name a folder")
     out.mkdir(exist_ok=True)

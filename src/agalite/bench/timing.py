@@ -4,8 +4,10 @@ Load on a shared machine changes from one minute to the next, so the programs of
 interleaved: one run of each, over and over, and ratios are taken run by run.
 """
 
+import datetime
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,14 @@ from typing import Any
 import jax
 import jaxlib.version
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from agalite import kernels
 from agalite.system import commit, processor
@@ -128,6 +137,31 @@ def spread(values: Sequence[float]) -> float:
     return float((high - low) / 2 / median)
 
 
+class _Lines(Progress):
+    """Prints a line for every tenth of a task where the output is no terminal."""
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        before = self._tenth(task_id)
+        super().update(task_id, **changes)
+        self._print(task_id, before)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        before = self._tenth(task_id)
+        super().advance(task_id, advance)
+        self._print(task_id, before)
+
+    def _tenth(self, task_id: TaskID) -> int:
+        task = self._tasks[task_id]
+        return int(10 * task.completed / task.total) if task.total else 0
+
+    def _print(self, task_id: TaskID, before: int) -> None:
+        task = self._tasks[task_id]
+        if self._tenth(task_id) > before and not self.console.is_terminal:
+            passed = datetime.timedelta(seconds=round(task.elapsed or 0))
+            line = f"{task.description}: {task.completed:,.0f} of {task.total:,.0f}, {passed}"
+            print(line, file=sys.stderr, flush=True)
+
+
 def progress_bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
@@ -135,7 +169,7 @@ def progress_bar() -> Progress:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, transient=True)
+    return _Lines(*columns, transient=True)
 
 
 def load_average() -> float | None:

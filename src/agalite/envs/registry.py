@@ -166,6 +166,7 @@ def make(name: str, **options: Any) -> "JaxEnvironment[Any, Any] | GymnasiumVect
     if not isinstance(name, str) or name not in ENVIRONMENTS:
         raise ValueError(
             f"name={name!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
+            f"{validation.near_match(name, ENVIRONMENTS)}"
         )
     spec = ENVIRONMENTS[name]
     env_class = spec.load()

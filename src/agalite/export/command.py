@@ -21,8 +21,9 @@ class Export:
     """The StableHLO file to write, which JAX reads."""
     batch_size: int = 1
     """Agents that act together: the first axis of all inputs and outputs."""
-    tolerance: float = 1e-5
-    """Largest difference allowed between the file and the agent; a worse file is not kept."""
+    tolerance: float | None = None
+    """Largest difference allowed between the file and the agent; a worse file is not kept. None:
+    1e-5, or twice what the agent differs from itself by in a batch, if that is more."""
     best: bool = False
     """Use the best checkpoint instead of the newest."""
     seed_number: int = 0

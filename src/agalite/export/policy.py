@@ -18,7 +18,7 @@ from agalite.export import stablehlo as stablehlo_file
 from agalite.export.metadata import describe
 from agalite.export.onnx import file as onnx_file
 from agalite.export.step import Step, make_step
-from agalite.export.verify import TOLERANCE, check
+from agalite.export.verify import check
 from agalite.networks.actor_critic import ActorCritic
 
 
@@ -42,7 +42,7 @@ def export_model(
     onnx: Path | None = None,
     stablehlo: Path | None = None,
     batch_size: int = 1,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     config: dict[str, Any] | None = None,
     at_step: int = 0,
 ) -> list[ExportedFile]:
@@ -55,7 +55,7 @@ def export_model(
     - `onnx`, `stablehlo`: the files to write.
     - `batch_size`: agents that act together, the first axis of all inputs and outputs.
     - `tolerance`: the largest difference allowed between a file and the agent; a file that differs
-        by more is a ValueError and not kept.
+        by more is a ValueError and not kept. `None`: as in `verify.check`.
     - `config`: the run's configuration, for the metadata.
     - `at_step`: environment steps that the agent was trained for, for the metadata.
 
@@ -74,7 +74,7 @@ def export_model(
 
 
 def check_arguments(
-    onnx: Path | None, stablehlo: Path | None, batch_size: int, tolerance: float
+    onnx: Path | None, stablehlo: Path | None, batch_size: int, tolerance: float | None
 ) -> list[tuple[str, Path, ModuleType]]:
     """Refuses what `export_model` refuses, before anything is loaded.
 
@@ -83,7 +83,8 @@ def check_arguments(
     The files to write: the argument's name, the path, and the module of its format.
     """
     validation.check_integer("batch_size", batch_size, minimum=1)
-    validation.check_number("tolerance", tolerance, minimum=0)
+    if tolerance is not None:
+        validation.check_number("tolerance", tolerance, minimum=0)
     formats: list[tuple[str, Path, ModuleType]] = []
     if onnx is not None:
         formats.append(("onnx", Path(onnx), onnx_file))
@@ -105,7 +106,7 @@ def export_run(
     onnx: Path | None = None,
     stablehlo: Path | None = None,
     batch_size: int = 1,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     seed_number: int = 0,
     best: bool = False,
 ) -> list[ExportedFile]:
@@ -146,7 +147,7 @@ def _write(
     step: Step,
     metadata: dict[str, Any],
     observation_space: Any,
-    tolerance: float,
+    tolerance: float | None,
 ) -> ExportedFile:
     data = module.encode(step, metadata)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

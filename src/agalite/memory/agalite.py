@@ -83,7 +83,7 @@ class AGaLiTeConfig(StackConfig):
         validation.check_one_of("method", self.method, METHODS)
         object.__setattr__(self, "horizon", validation.as_horizon(self.horizon))
         validation.check_boolean("gating", self.gating)
-        validation.check_integer("seed", self.seed, minimum=0)
+        validation.check_integer_between("seed", self.seed, 0, 2**32 - 1)
 
 
 class AGaLiTeAttention(TracedAttention):

@@ -113,7 +113,8 @@ def run_part(part: Callable[[Record], None], record: Record, out: Path) -> bool:
     files.check_writable("out", _table_path(out))
     began, start = datetime.datetime.now(datetime.UTC), time.perf_counter()
     load = load_average()
-    part(record)
+    with _stop_on_sigterm():
+        part(record)
     path = out / f"{record.part}.json"
     files.write_json(
         path,
@@ -155,6 +156,22 @@ def run_part(part: Callable[[Record], None], record: Record, out: Path) -> bool:
     return record.holds
 
 
+@contextlib.contextmanager
+def _stop_on_sigterm() -> Iterator[None]:
+    """Leaves the part at SIGTERM as at Ctrl-C: no process and no folder of it is left over."""
+
+    def stop(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` signals the process, then its group
+        print("agalite soak: stopped by SIGTERM; parts that had ended are kept", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _table_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.md")
 
@@ -181,11 +198,12 @@ def table(out: Path) -> str:
         for name in PARTS
         if (out / f"{name}.json").exists()
     ]
+    page = Path("docs/reliability.md")
+    here = f"[{page}](../{page})" if (out.parent.parent / page).exists() else f"`{page}`"
     lines = [
         "# Reliability",
         "",
-        "Written by `agalite soak`; [docs/reliability.md](../docs/reliability.md) says what each "
-        "part does.",
+        f"Written by `agalite soak`; {here} says what each part does.",
         "",
         "| part | what | measured | wanted | |",
         "|---|---|---:|---:|---|",
@@ -242,10 +260,17 @@ def _number(value: float) -> str:
 def workspace() -> Iterator[Path]:
     """A temporary folder for the runs of a part, with an empty compilation cache.
 
-    The programs that a part starts get the cache through their environment (`start`).
+    The programs that a part starts get the cache through their environment (`start`). If the part
+    is left in the middle, those that still run are killed before the folder is removed.
     """
     with tempfile.TemporaryDirectory(prefix="agalite-soak-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
+        try:
+            yield Path(name)
+        except BaseException:
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
 
 
 def environment(cache: Path) -> dict[str, str]:

@@ -43,7 +43,7 @@ def _check_sizes(minimum: int, **sizes: int) -> None:
     from agalite import validation
 
     for name, size in sizes.items():
-        validation.check_integer(name, size, minimum=minimum)
+        validation.check_integer(name, size, minimum=minimum, maximum=validation.LARGEST_COUNT)
 
 
 @dataclass(frozen=True)

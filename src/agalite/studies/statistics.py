@@ -131,7 +131,7 @@ def mean_of_last_steps(
 
     A number per seed; NaN for a seed in which no episode ended.
     """
-    validation.check_integer("last_steps", last_steps, minimum=1)
+    validation.check_integer("last_steps", last_steps, minimum=1, maximum=validation.LARGEST_COUNT)
     steps = table["step"]
     late = steps > steps.max() - last_steps
     late |= steps == steps.max()

@@ -72,20 +72,20 @@ class LRAConfig(Settings, DataConfig, UpdateSchedule, SeedRange):
         validation.check_one_of("memory", self.memory, MODELS)
         validation.check_options("memory_options", self.memory_options)
         validation.check_one_of("pooling", self.pooling, POOLINGS)
+        for name in ("total_timesteps", "log_every", "evaluate_every", "checkpoint_every"):
+            validation.check_integer(
+                name, getattr(self, name), minimum=1, maximum=validation.LARGEST_COUNT
+            )
         for name in (
-            "total_timesteps",
             "rows",
             "rows_at_once",
             "embedding",
             "hidden_size",
             "seeds",
-            "log_every",
-            "evaluate_every",
-            "checkpoint_every",
             "keep_checkpoints",
         ):
             validation.check_integer(name, getattr(self, name), minimum=1)
-        validation.check_integer("seed", self.seed, minimum=0)
+        validation.check_integer_between("seed", self.seed, 0, 2**32 - 1)
         self.check_seeds()
         validation.check_integer("row_length", self.row_length, minimum=self.limit)
         if self.rows % self.rows_at_once:
@@ -96,6 +96,7 @@ class LRAConfig(Settings, DataConfig, UpdateSchedule, SeedRange):
             validation.check_number(name, getattr(self, name), minimum=0.0, above=True)
         validation.check_number("weight_decay", self.weight_decay, minimum=0.0)
         validation.check_number("warmup", self.warmup, minimum=0.0, maximum=1.0)
+        self.check_length()
 
     @property
     def steps_per_update(self) -> int:

@@ -52,7 +52,9 @@ class DataConfig(DataOptions):
 
     def __post_init__(self) -> None:
         validation.check_one_of("task", self.task, TASKS)
-        validation.check_integer("data_seed", self.data_seed, minimum=0)
+        validation.check_integer(
+            "data_seed", self.data_seed, minimum=0, maximum=validation.LARGEST_COUNT
+        )
         for name in ("max_length", "train_examples", "validation_examples", "test_examples"):
             if getattr(self, name) is not None:
                 validation.check_integer(name, getattr(self, name), minimum=1)

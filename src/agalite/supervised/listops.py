@@ -137,7 +137,7 @@ def generate(count: int, seed: int, grammar: Grammar | None = None) -> Examples:
     - `grammar`: the benchmark's if not given.
     """
     validation.check_integer("count", count, minimum=1)
-    validation.check_integer("seed", seed, minimum=0)
+    validation.check_integer("seed", seed, minimum=0, maximum=validation.LARGEST_COUNT)
     grammar = grammar or Grammar()
     parts, seen, found, fruitless = [], set[bytes](), 0, 0
     for number in range(2**31):

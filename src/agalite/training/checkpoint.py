@@ -88,7 +88,7 @@ class Checkpoints:
         - `state`: a pytree of arrays, PRNG keys and Python numbers.
         - `metric`: decides which checkpoint is the best; None or NaN if there is none.
         """
-        validation.check_integer("step", step, minimum=0)
+        validation.check_integer("step", step, minimum=0, maximum=validation.LARGEST_COUNT)
         leaves, arrays = _flatten(state)
         manifest = {
             "format": FORMAT,

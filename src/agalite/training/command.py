@@ -113,6 +113,7 @@ def parse_choices(words: Sequence[str], prog: str) -> Parsed:
     if env and env not in ENVIRONMENTS and not on_host(env):
         raise ValueError(
             f"env={env!r} is unknown; choose one of: {', '.join(ENVIRONMENTS)}, or gym:<id>"
+            f"{validation.near_match(env, ENVIRONMENTS)}"
         )
     validation.check_one_of("memory", choices.memory, MODELS)
     validation.check_one_of("preset", choices.preset, PRESETS)

@@ -54,6 +54,20 @@ class UpdateSchedule:
         """Updates in the run; the last one is not cut short."""
         return -(-self.total_timesteps // self.steps_per_update)
 
+    def check_length(self, gradient_steps: int = 1) -> None:
+        """Refuses a run with more gradient steps than compiled programs count.
+
+        **Arguments:**
+
+        - `gradient_steps`: of an update.
+        """
+        count = self.updates * gradient_steps
+        if count > validation.LARGEST_INTEGER:
+            raise ValueError(
+                f"total_timesteps={self.total_timesteps} are {count:,} gradient steps, and at most "
+                f"{validation.LARGEST_INTEGER:,} can be counted: take a smaller total_timesteps"
+            )
+
     def in_updates(self, steps: int) -> int:
         """An interval in environment steps as a whole number of updates, at least one."""
         return max(1, round(steps / self.steps_per_update))
@@ -194,13 +208,14 @@ class Config(CommonSettings, UpdateSchedule):
         validation.check_one_of("memory", self.memory, MODELS)
         for name in ("env_options", "memory_options"):
             validation.check_options(name, getattr(self, name))
+        for name in ("total_timesteps", "log_every", "checkpoint_every"):
+            validation.check_integer(
+                name, getattr(self, name), minimum=1, maximum=validation.LARGEST_COUNT
+            )
         for name in (
-            "total_timesteps",
             "num_steps",
             "noise_steps",
             "hidden_size",
-            "log_every",
-            "checkpoint_every",
             "keep_checkpoints",
         ):
             validation.check_integer(name, getattr(self, name), minimum=1)
@@ -215,7 +230,7 @@ class Config(CommonSettings, UpdateSchedule):
         validation.check_one_of("gradient", self.gradient, GRADIENTS)
         validation.check_one_of("activation", self.activation, ACTIVATIONS)
         validation.check_one_of("precision", self.precision, PRECISIONS)
-        validation.check_integer("seed", self.seed, minimum=0)
+        validation.check_integer_between("seed", self.seed, 0, 2**32 - 1)
         if self.seq_len is not None:
             validation.check_integer("seq_len", self.seq_len, minimum=1)
             if self.num_steps % self.seq_len:
@@ -356,6 +371,10 @@ class TrainConfig(Config, Settings, SeedRange):
                 f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
                 f"sequences of a rollout (num_envs={self.num_envs} times num_steps / seq_len)"
             )
+        if isinstance(self.agent, StreamAgent):
+            self.check_length(self.num_steps)  # one at every step
+        else:
+            self.check_length(self.agent.gradient_steps)
 
     @property
     def num_seeds(self) -> int:
@@ -416,6 +435,7 @@ class HostConfig(Config, HostSettings):
                 f"num_minibatches={self.agent.num_minibatches} must divide the {self.sequences} "
                 f"sequences of a batch of {self.steps_per_update} steps"
             )
+        self.check_length(self.agent.gradient_steps)
 
     @property
     def num_envs(self) -> int:

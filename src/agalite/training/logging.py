@@ -74,7 +74,9 @@ class MetricsWriter:
         self._last_step = -1
         self._names: list[str] | None = None
         if resume_step is not None:
-            validation.check_integer("resume_step", resume_step, minimum=0)
+            validation.check_integer(
+                "resume_step", resume_step, minimum=0, maximum=validation.LARGEST_COUNT
+            )
             self._drop_after(resume_step)
         elif self._path.exists() and self._path.stat().st_size:
             raise ValueError(f"{self._path} already has metrics; resume the run, or start another")
@@ -97,7 +99,9 @@ class MetricsWriter:
         - `rows`: for each seed its metrics. All rows of a run have the same names. NaN means that
             there is no value, for example because no episode ended.
         """
-        validation.check_integer("step", step, minimum=self._last_step + 1)
+        validation.check_integer(
+            "step", step, minimum=self._last_step + 1, maximum=validation.LARGEST_COUNT
+        )
         if len(rows) != self._seeds:
             raise ValueError(f"rows has {len(rows)} rows; expected one per seed, {self._seeds}")
         names = self._names

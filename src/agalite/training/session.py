@@ -81,22 +81,30 @@ def check_memory(config: Config, observation_space: Any) -> None:
         )
 
 
-LARGE_STEP = 2**16
-"""Environment steps in a gradient step from which on its memory is worth counting."""
+# The memory of a gradient step is counted, which takes a second, from so many environment steps on,
+# or if its observations are this share of what is free: a network of residual convolutions keeps a
+# hundred times as much as it reads.
+_LARGE_STEP, _LARGE_SHARE = 2**16, 1 / 500
 
 
-def check_gradient_memory(steps: int, count: Callable[[], int], together: int, advice: str) -> None:
+def check_gradient_memory(
+    steps: int, observations: int, count: Callable[[], int], together: int, advice: str
+) -> None:
     """Refuses a gradient step whose backward pass does not fit into memory, before compiling it.
 
     **Arguments:**
 
-    - `steps`: environment steps in it; below `LARGE_STEP` nothing is checked.
+    - `steps`: environment steps in it.
+    - `observations`: bytes of their observations. With few steps and small observations nothing
+        is checked.
     - `count`: the bytes that its forward pass keeps for the backward pass.
     - `together`: seeds that learn at the same time.
     - `advice`: what makes it smaller.
     """
     available = available_memory()
-    if steps < LARGE_STEP or available is None or jax.default_backend() != "cpu":
+    if available is None or jax.default_backend() != "cpu":
+        return
+    if steps < _LARGE_STEP and together * observations < _LARGE_SHARE * available:
         return
     needed = together * count()
     if needed > available:
@@ -135,6 +143,11 @@ def restore_latest(run: Run, checkpoints: Checkpoints, like: Any, *, note: str =
         with log_warnings(run):
             step, state = checkpoints.restore(like)
     except FileNotFoundError:  # there is none yet; if all are damaged, that is another error
+        if run.read_summary() is not None:
+            raise ValueError(
+                f"{run.folder} has ended, as its summary.json says, but its checkpoints are gone: "
+                "there is nothing to continue; train again, into another folder"
+            ) from None
         run.log("resumed from the beginning: there is no checkpoint yet")
         return None
     run.log(f"resumed from step {step}{note}")

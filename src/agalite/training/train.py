@@ -114,6 +114,7 @@ class Trainer:
             parts = agent.num_minibatches if batches else 1
             check_gradient_memory(
                 config.steps_per_update // parts,
+                self.observation_bytes // parts,
                 lambda: self._kept_for_backward(config.sequences // parts),
                 min(config.num_seeds, jax.local_device_count()),
                 "take fewer environments, a smaller num_steps"

@@ -120,7 +120,7 @@ class GymnasiumVector:
         description: EnvDescription | None = None,
     ) -> None:
         validation.check_integer("num_envs", num_envs, minimum=1)
-        validation.check_integer("seed", seed, minimum=0)
+        validation.check_integer("seed", seed, minimum=0, maximum=validation.LARGEST_COUNT)
         validation.check_boolean("asynchronous", asynchronous)
         if timeout is not None:
             validation.check_number("timeout", timeout, minimum=0.0, above=True)
@@ -191,7 +191,7 @@ class GymnasiumVector:
         """
         self._check_open()
         if seed is not None:
-            validation.check_integer("seed", seed, minimum=0)
+            validation.check_integer("seed", seed, minimum=0, maximum=validation.LARGEST_COUNT)
             self._seed = int(seed)
         fresh: list[int | None] | None = None
         if self._seed is not None:
