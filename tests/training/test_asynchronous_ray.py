@@ -100,8 +100,11 @@ class FakeRay:
 class Ref:
     """A call of `next`."""
 
+    newest: "Ref"
+
     def __init__(self, actor):
         self.actor = actor
+        Ref.newest = self
 
 
 @pytest.fixture
@@ -128,6 +131,27 @@ def test_rollouts_of_all_actors_are_taken_in_order(fake):
     assert fake.killed == fake.made
 
 
+def test_answers_of_an_actor_are_taken_in_its_order(fake, monkeypatch):
+    """Of the requests waited for, the newest is answered first, as it may be on another node."""
+    made, answered = [], []
+    actors = RayActors(config(num_actors=2), "auto")
+    request = actors._request
+    monkeypatch.setattr(actors, "_request", lambda i: (request(i), made.append(Ref.newest)))
+
+    def wait(refs, **_):
+        answered.append(max(refs, key=made.index))
+        return [answered[-1]], []
+
+    monkeypatch.setattr(fake, "wait", wait)
+    actors.start(None, 7, {}, lambda _: None)  # pyright: ignore[reportArgumentType]
+    actors.take(8, 1.0)
+    for actor in fake.made:
+        requests = [ref for ref in made if ref.actor is actor]
+        answers = [ref for ref in answered if ref.actor is actor]
+        assert answers == requests[: len(answers)]
+    assert len(answered) == 4
+
+
 def test_an_actor_that_dies_is_restarted_with_another_seed(fake):
     log = []
     actors = RayActors(config(num_actors=2, restarts=1), "auto")
@@ -152,11 +176,12 @@ def test_a_remote_actor_returns_rollouts_its_log_and_its_failure(tmp_path):
     )
     network = ray_actors.Network(config(), *remote.spaces())
     weights = eqx.filter(eqx.filter_jit(network.make)(jax.random.key(0)), eqx.is_array)
+    remote.publish(4, weights)  # Ray runs it beside `start`, which may be later
     remote.start(3, weights)
     first = remote.next()
     assert first.rollout is not None
     assert first.failure is None
-    assert [t.versions.tolist() for t in first.rollout.trajectories] == [[3], [3]]
+    assert [t.versions.tolist() for t in first.rollout.trajectories] == [[4], [4]]
     remote.next()
     failed = remote.next()
     assert failed.rollout is None

@@ -117,7 +117,13 @@ class Watched:
             after = self._last.get(float(obs[0, 0]))
             begins = bool(np.asarray(r.resets)[0])
             if after is not None and not diary.follows(after, obs[0], begins):
-                why = "a sequence is missing or was given twice"
+                (_, *before, _), (number, *now, _) = (
+                    (x * diary.SCALE).astype(int) for x in (after, obs[0])
+                )
+                why = (
+                    "a sequence is missing or was given twice: in environment "
+                    f"{number} (episode, step) {tuple(now)} came after {tuple(before)}"
+                )
         if why is not None:
             self.torn.append(why)
         self._last[float(obs[0, 0])] = obs[-1]

@@ -54,18 +54,22 @@ class RemoteActor:
         self._config, self._index = config, index
         self._log: list[str] = []
         self._failure: str | None = None
+        self._parameters: ParameterStore | None = None
+        self._published: tuple[int, Any] | None = None
         self._first_worker = make_worker(config, worker_seed(config, 0, index, 0))
 
     def spaces(self) -> tuple[Any, Any]:
         return self._first_worker.observation_space, self._first_worker.action_space
 
     def start(self, version: int, weights: Any) -> None:
-        self._parameters = ParameterStore(version, weights)
+        self._parameters = parameters = ParameterStore(version, weights)
+        if self._published is not None:
+            parameters.publish(*self._published)
         try:
             actor = Actor(
                 self._config,
                 self._index,
-                self._parameters,
+                parameters,
                 start_update=version,
                 log=self._log.append,
                 first_worker=self._first_worker,
@@ -75,7 +79,9 @@ class RemoteActor:
             self._failure = f"environments cannot be started: {error}"
 
     def publish(self, version: int, weights: Any) -> None:
-        self._parameters.publish(version, weights)
+        self._published = version, weights  # it may come before `start` has begun
+        if self._parameters is not None:
+            self._parameters.publish(version, weights)
 
     def next(self) -> RemoteResult:
         if self._failure is not None:
@@ -147,7 +153,7 @@ class RayActors:
             left = end - time.monotonic()
             if left <= 0:
                 return None
-            ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=left)
+            ready, _ = self._ray.wait(self._next_answers(), num_returns=1, timeout=left)
             for ref in ready:
                 self._receive(ref)
         return [self._items.popleft() for _ in range(count)]
@@ -186,6 +192,13 @@ class RayActors:
 
     def _request(self, i: int) -> None:
         self._pending[self._actors[i].next.remote()] = i
+
+    def _next_answers(self) -> list[Any]:
+        """The oldest request of every actor: on other nodes a later one may be answered first."""
+        oldest: dict[int, Any] = {}
+        for ref, i in self._pending.items():
+            oldest.setdefault(i, ref)
+        return list(oldest.values())
 
     def _receive(self, ref: Any) -> None:
         i = self._pending.pop(ref, None)
