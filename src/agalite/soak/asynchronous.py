@@ -118,7 +118,7 @@ class Watched:
             begins = bool(np.asarray(r.resets)[0])
             if after is not None and not diary.follows(after, obs[0], begins):
                 (_, *before, _), (number, *now, _) = (
-                    (x * diary.SCALE).astype(int) for x in (after, obs[0])
+                    (x * diary.SCALE).astype(int).tolist() for x in (after, obs[0])
                 )
                 why = (
                     "a sequence is missing or was given twice: in environment "
