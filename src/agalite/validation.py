@@ -81,7 +81,11 @@ def check_number(
         raise ValueError(
             f"{name}={_short(value)} must be a finite number {sign} {minimum:g}{limit}"
         )
-    _check_not_tiny(name, value)
+    if above and abs(value) < _SMALLEST:
+        raise ValueError(
+            f"{name}={_short(value)} is too small for float32, where it is 0; the smallest number "
+            f"other than 0 is {_SMALLEST:.3g}"
+        )
     return float(value)
 
 
@@ -91,17 +95,7 @@ def check_finite_number(name: str, value: Any) -> float:
         raise ValueError(
             f"{name}={_short(value)} must be a finite number from {-_LARGEST:g} to {_LARGEST:g}"
         )
-    _check_not_tiny(name, value)
     return float(value)
-
-
-def _check_not_tiny(name: str, value: Any) -> None:
-    """`value` does not silently become zero in an array of float32."""
-    if 0 < abs(value) < _SMALLEST:
-        raise ValueError(
-            f"{name}={_short(value)} is too small for float32, where it is 0; the smallest number "
-            f"other than 0 is {_SMALLEST:.3g}"
-        )
 
 
 def as_horizon(value: Any) -> tuple[float, float] | None:

@@ -321,6 +321,12 @@ def test_bad_settings_are_refused_before_anything_is_compiled(change, message):
         TrainConfig(**{**CONFIG, **change})
 
 
+def test_a_number_that_is_zero_in_float32_is_refused_where_zero_is():
+    with pytest.raises(ValueError, match="adam_eps=1e-300 is too small for float32, where it is 0"):
+        A2C(adam_eps=1e-300)
+    assert A2C(gamma=1e-300).gamma == 1e-300
+
+
 def test_a_configuration_goes_to_a_dictionary_and_back():
     for agent in (A2C(1e-3), PPO(vf_clip_coef=0.2, num_minibatches=2)):
         config = TrainConfig(**{**CONFIG, "agent": agent})
