@@ -18,12 +18,15 @@ run = agalite.train(
     "tmaze",
     folder,
     memory="agalite",
-    memory_options={"d_model": 32, "layers": 1, "heads": 2, "head_size": 16, "ffn_size": 32},
+    memory_options={
+        **{"d_model": 32, "layers": 1, "heads": 2, "head_size": 16, "ffn_size": 32},
+        "horizon": (2, 32),  # time constants of the gates at the start, in steps
+    },
     env_options={"corridor": 3, "max_steps": 50},
     hidden_size=32,
     num_steps=16,
-    agent=A2C(learning_rate=3e-3, ent_coef=0.01),
-    total_timesteps=40_000,
+    agent=A2C(learning_rate=1e-3, ent_coef=0.01),
+    total_timesteps=100_000,
     log_every=20_000,
 )
 summary = run.read_summary() or {}
