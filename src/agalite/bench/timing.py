@@ -138,7 +138,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 class _Lines(Progress):
-    """Prints a line for every tenth of a task where the output is no terminal."""
+    """A progress bar; without a terminal, a line for every tenth of a task."""
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         before = self._tenth(task_id)

@@ -27,7 +27,7 @@ from rich.progress import Progress
 
 from agalite.bench.timing import progress_bar
 from agalite.soak import diary
-from agalite.soak.campaign import Figure, Record, descendants, is_alive
+from agalite.soak.campaign import Figure, Record, descendants, is_alive, kill_all
 from agalite.training.asynchronous import train as asynchronous
 from agalite.training.asynchronous.learner import Network
 from agalite.training.asynchronous.queue import ActorStats, Trajectory
@@ -409,9 +409,7 @@ class _Cluster:
         return True
 
     def _kill_node(self) -> None:
-        for pid in [*descendants(self._second.pid), self._second.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all([*descendants(self._second.pid), self._second.pid])
         self._second.wait()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -265,9 +265,7 @@ def workspace() -> Iterator[Path]:
         try:
             yield Path(name)
         except BaseException:
-            for pid in descendants(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_all(descendants(os.getpid()))
             raise
 
 
@@ -294,9 +292,7 @@ class Program:
         started = descendants(self.process.pid)
         if self.process.poll() is None:
             self.process.kill()
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(started)
         self.process.wait()
 
     def wait(self, seconds: float) -> int | None:
@@ -333,6 +329,13 @@ def descendants(pid: int) -> list[int]:
     for one in found:
         found += sorted(children.get(one, []))
     return found[1:]
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """SIGKILL to every process that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:

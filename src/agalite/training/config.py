@@ -409,7 +409,6 @@ class HostConfig(Config, HostSettings):
         validation.check_number("timeout", self.timeout, minimum=0.0, above=True)
         for name in ("synchronous", "processes"):
             validation.check_boolean(name, getattr(self, name))
-        validation.check_integer_between("seed", self.seed, 0, 2**32 - 1)
         if self.num_workers % self.num_actors:
             raise ValueError(
                 f"num_actors={self.num_actors} must divide num_workers={self.num_workers} evenly"
